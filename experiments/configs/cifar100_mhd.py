@@ -139,13 +139,14 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
         settings.period = 8  # the last one is four rounds before the end
         settings.examples = settings.period * STEPS * settings.public_batch_size
     if method == "multi_headed_distillation":
-        _vary(config, kind, values)
+        vary(config, kind, values)
     if kind == "larger":
         _one_larger(config, values[0])
     return config
 
 
-def _vary(config: ConfigDict, kind: str, values: list[str]) -> None:
+def vary(config: ConfigDict, kind: str, values: list[str]) -> None:
+    """What a run's name says of MHD; `values` are what the name has after its kind, without s."""
     settings = config.algorithm
     settings.embedding_weight, settings.head_weight = EMBEDDING_WEIGHT, HEAD_WEIGHT
     match kind:
@@ -164,14 +165,14 @@ def _vary(config: ConfigDict, kind: str, values: list[str]) -> None:
             settings.choice = values[0]
         case "mhd_plus":
             _all_public(config)
-            config.rounds = config.full_rounds = 2 * ROUNDS
+            config.rounds = config.full_rounds = 2 * config.rounds
         case "candidates":
             config.parties.heads = 4  # as in the paper
             settings.candidates, settings.teachers = CANDIDATES[values[0]]
             if "plus" in values[0]:
                 _all_public(config)
             if "longer" in values[0]:
-                config.rounds = config.full_rounds = 2 * ROUNDS
+                config.rounds = config.full_rounds = 2 * config.rounds
         case "slower":
             config.parties.heads, settings.candidates = 4, values[0]
             config.training.learning_rate = 0.03

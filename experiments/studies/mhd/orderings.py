@@ -1,4 +1,6 @@
-"""The orderings of Multi-Headed Distillation's paper, as differences between runs of cifar100_mhd.py.
+"""The orderings of Multi-Headed Distillation's paper, as differences between runs.
+
+The runs are those of cifar100_mhd.py, of which digits_mhd_orderings.py has its own of the same names.
 
 A line of `orderings.csv` is the sum of some measures less that of others, and what the paper says of it.
 Terms are 'RUN MEASURE HEAD [CLIENTS]': the mean over clients of a head's `shared` or `private` accuracy,
@@ -19,7 +21,7 @@ from fedcodist.report.tables_heads import Heads
 
 # (what a run's heads know) -> % of each seed, float [seeds]
 Measure = Callable[[Heads], np.ndarray]
-Term = tuple[str, Measure]  # run of cifar100_mhd.py, what of it
+Term = tuple[str, Measure]  # run, what of it
 HEADS_BY_NAME = {"main": 0, "last": -1}
 FIRST, OTHERS, ALL = slice(0, 1), slice(1, None), slice(None)
 
@@ -34,8 +36,16 @@ class Ordering(NamedTuple):
     paper: str
 
 
+DIGITS_ONLY = "digits"  # section of what is measured there alone
+
+
 def orderings() -> list[Ordering]:
     """All that are measured on CIFAR-100."""
+    return [o for o in orderings_on_digits() if o.section != DIGITS_ONLY]
+
+
+def orderings_on_digits() -> list[Ordering]:
+    """All that are measured on digits: those and some more."""
     path = Path(__file__).with_name("orderings.csv")
     with path.open(encoding="utf-8", newline="") as file:
         return [

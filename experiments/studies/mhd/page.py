@@ -21,6 +21,7 @@ from experiments.studies.mhd.orderings import (
     Measure,
     Ordering,
     orderings,
+    orderings_on_digits,
     private,
     shared,
     weights_run,
@@ -34,41 +35,32 @@ from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_heads import Heads
 
-CIFAR = "cifar100_mhd"
-EXPERIMENTS = (CIFAR, BESIDE_FED_MD)
+CIFAR, DIGITS = "cifar100_mhd", "digits_mhd_orderings"
+EXPERIMENTS = (DIGITS, CIFAR, BESIDE_FED_MD)
+ON_DIGITS = "Digits: all orderings at the paper's ratios"
 # Table -> its rows' labels -> run.
 ROWS: dict[str, dict[str, str]] = {}
 with Path(__file__).with_name("rows.csv").open(encoding="utf-8", newline="") as file:
     for line in csv.DictReader(file):
         ROWS.setdefault(line["table"], {})[line["row"]] = line["run"]
 GRAPHS = ("islands", "directed_cycle", "complete")
+HEADINGS = ("Ordering", "Difference, points", "Paper")
 
 
 def mhd(records: Sequence[Record], notes: Notes) -> Page:
     """The orderings of the paper, each with the tables and plots that it is read from."""
     plots: Plots = {}
     full = full_length(records)
-    known = {run: heads for run in planned(CIFAR) if (heads := known_of(newest(full, CIFAR, run)))}
+    known = _known_runs(full, CIFAR)
     measured = orderings()
-    parts, verdicts = ["# Multi-Headed Distillation", notes[""]], []
+    digits, verdicts = _on_digits(full, notes)
+    parts = ["# Multi-Headed Distillation", notes[""], *digits]
     for name, (title, body) in SECTIONS.items():
         of_section = [ordering for ordering in measured if ordering.section == name]
-        values = [_difference(known, ordering) for ordering in of_section]
-        rows = [
-            [
-                ordering.text,
-                mean_difference(differences) if differences else NOT_RUN,
-                ordering.paper,
-            ]
-            for ordering, differences in zip(of_section, values, strict=True)
-        ]
-        verdicts += [
-            Verdict(ordering.text, word_of(differences, ordering.paper), title)
-            for ordering, differences in zip(of_section, values, strict=True)
-            if ordering.paper != "not stated"
-        ]
+        rows, of_rows = _measured(known, of_section, title)
+        verdicts += of_rows
         parts += [f"## {title}", notes.get(title, ""), *body(known, notes, plots)]
-        parts += [table(["Ordering", "Difference, points", "Paper"], rows), found(notes, title)]
+        parts += [table(HEADINGS, rows), found(notes, title)]
     beside = "Beside FedMD"
     lines, tables = beside_fed_md(full)
     verdicts += [Verdict(text, word_of(values, "above 0"), beside) for text, values in lines]
@@ -76,6 +68,60 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
     parts += endings(records, EXPERIMENTS)
     missing = not_run(records, EXPERIMENTS)
     return Page("mhd", "Multi-Headed Distillation", EXPERIMENTS, parts, plots, verdicts, missing)
+
+
+def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Verdict]]:
+    """The first section, of what has been run: orderings, what was found, what every head knows."""
+    known = _known_runs(records, DIGITS)
+    if not known:
+        return [], []
+    every = orderings_on_digits()
+    measured = [ordering for ordering in every if _difference(known, ordering)]
+    rows, verdicts = _measured(known, measured, ON_DIGITS, "digits: ")
+    runs = {label: run for label, run in ROWS["digits"].items() if run in known}
+    sent = [
+        [label, f"{next(iter(record.bytes.values()))['down']:,}"]
+        for label, run in runs.items()
+        if (record := newest(records, DIGITS, run)) and record.bytes
+    ]
+    parts = [
+        f"## {ON_DIGITS}",
+        notes[ON_DIGITS],
+        table((*HEADINGS, "Here"), rows),
+        found(notes, ON_DIGITS),
+        "**What every head knows**",
+        _heads_table(known, runs),
+        *(["**Bytes**", table(["", "received by a client in a round"], sent)] if sent else []),
+    ]
+    if missing := len(every) - len(measured):
+        waiting = f"{missing} of {len(every)} orderings wait for runs"
+        parts.insert(3, f"{waiting}, whose command is at the page's end.")
+    return parts, verdicts
+
+
+def _known_runs(records: Sequence[Record], experiment: str) -> dict[str, Known]:
+    """The experiment's runs that have accuracies."""
+    all_known = {run: known_of(newest(records, experiment, run)) for run in planned(experiment)}
+    return {run: known for run, known in all_known.items() if known}
+
+
+def _measured(
+    known: KnownRuns, of_section: Sequence[Ordering], title: str, where: str = ""
+) -> tuple[list[list[str]], list[Verdict]]:
+    """A table's rows and the verdicts; rows say these too where they are of one table."""
+    rows, verdicts = [], []
+    for ordering in of_section:
+        differences = _difference(known, ordering)
+        shown = mean_difference(differences) if differences else NOT_RUN
+        row = [ordering.text, shown, ordering.paper]
+        if ordering.paper != "not stated":
+            verdict = Verdict(where + ordering.text, word_of(differences, ordering.paper), title)
+            verdicts.append(verdict)
+            row += [verdict.word] * bool(where)
+        elif where:
+            row.append("")
+        rows.append(row)
+    return rows, verdicts
 
 
 def _compared(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:

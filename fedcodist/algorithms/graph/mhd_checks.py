@@ -6,30 +6,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.batches import Preprocess
+from fedcodist.core.checks import check_integer
 from fedcodist.models.multi_headed import HeadedOutputs
 
 _PROJECTION = "; multi_headed(..., projection=width) gives them one"
 
 
 def check_networks(
-    groups: Mapping[str, PartyGroup], public: Mapping[str, Any], preprocess: Preprocess
-) -> None:
-    """Raises unless all networks have the same heads, classes and embedding width.
+    groups: Mapping[str, PartyGroup], public: Mapping[str, Any], distillation: HeadDistillation
+) -> HeadedOutputs:
+    """Shapes of any network's outputs on one public example.
 
     Args:
       groups: whose networks.
       public: columns of the public examples, arrays or shapes.
-      preprocess: of public examples.
+      distillation: how they learn from each other.
 
     Raises:
-      ValueError: public is empty, or architectures differ in classes, heads or embedding width.
+      ValueError: public is empty, architectures differ in classes, heads or embedding width, or a
+        teacher is to send more predictions than there are classes.
       TypeError: a network without heads.
     """
     if not public or next(iter(public.values())).shape[0] < 1:
         raise ValueError("public must not be empty.")
-    outputs = {name: _outputs(group, public, preprocess) for name, group in groups.items()}
+    outputs = {
+        name: _outputs(group, public, distillation.preprocess) for name, group in groups.items()
+    }
     for name, output in outputs.items():
         if not isinstance(output, HeadedOutputs):
             raise TypeError(
@@ -45,6 +50,13 @@ def check_networks(
             raise ValueError(
                 f"groups must have models of the same {quantity}, got {values}{advice}."
             )
+    first = next(iter(outputs.values()))
+    classes = first.logits.shape[2]
+    if distillation.top_predictions is not None:
+        check_integer(
+            "distillation.top_predictions", distillation.top_predictions, low=1, high=classes
+        )
+    return first
 
 
 def _outputs(group: PartyGroup, public: Mapping[str, Any], preprocess: Preprocess) -> Any:

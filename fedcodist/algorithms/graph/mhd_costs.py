@@ -1,14 +1,20 @@
 """What MHD's checkpoints cost: memory of a device or of the host, and bytes that clients exchange."""
 
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 import numpy as np
 
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange, ExchangeSchedule
+from fedcodist.algorithms.graph.mhd_losses import CANDIDATES, HeadDistillation
 from fedcodist.algorithms.parties.groups import PartyGroup, party_names
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.memory import available_bytes, host_bytes
 from fedcodist.core.model import variable_shapes
+from fedcodist.models.multi_headed import HeadedOutputs
+
+_PROBABILITY_BYTES = 4
 
 
 def memory_for_checkpoints(exchange: CheckpointExchange, processes_here: int = 1) -> int:
@@ -54,12 +60,43 @@ def check_memory(
 
 
 def communication(
+    groups: Mapping[str, PartyGroup],
+    schedule: ExchangeSchedule | None,
+    num_rounds: int,
+    steps: int,
+    distillation: HeadDistillation,
+    outputs: HeadedOutputs,
+    sends_embeddings: bool,
+) -> dict[str, Communication]:
+    """Bytes received and sent, a mean over the run's rounds, rounded up.
+
+    They are those of checkpoints, or with `top_predictions` of the predictions that a live exchange
+    would send.
+
+    Args:
+      groups, schedule, num_rounds: of the run; no schedule without teachers.
+      steps: of a round.
+      distillation: how clients learn.
+      outputs: shapes of one client's outputs, logits [batch, 1 + heads, classes].
+      sends_embeddings: whether the embeddings' loss has a weight.
+    """
+    if schedule is None or distillation.top_predictions is None:
+        return _checkpoint_bytes(groups, schedule, num_rounds)
+    per_example = _prediction_bytes(distillation, outputs, sends_embeddings)
+    received = steps * distillation.batch_size * distillation.teachers * per_example
+    shares = _teaching_shares(schedule, num_rounds)
+    names = party_names(groups)
+    return {
+        party: Communication(received, math.ceil(received * shares[client]))
+        for name, group in groups.items()
+        for client, party in zip(group.clients.tolist(), names[name], strict=True)
+    }
+
+
+def _checkpoint_bytes(
     groups: Mapping[str, PartyGroup], schedule: ExchangeSchedule | None, num_rounds: int
 ) -> dict[str, Communication]:
-    """Bytes of checkpoints received and sent, a mean over the run's rounds, rounded up.
-
-    A client that fills its buffer with several copies of one initial model receives it once.
-    """
+    """A client that fills its buffer with several copies of one initial model receives it once."""
     names = party_names(groups)
     party_and_size = {
         int(client): (party, tree_bytes(variable_shapes(group.model)))
@@ -79,6 +116,37 @@ def communication(
         party: Communication(-(-down[client] // num_rounds), -(-up[client] // num_rounds))
         for client, (party, _) in party_and_size.items()
     }
+
+
+def _prediction_bytes(
+    distillation: HeadDistillation, outputs: HeadedOutputs, sends_embeddings: bool
+) -> int:
+    """Bytes that a teacher sends of one example: probabilities with their classes, and the embedding."""
+    _, levels, classes = outputs.logits.shape
+    # Heads k - 1 teach heads k; the last one teaches nobody unless its level competes.
+    same_level, _ = CANDIDATES[distillation.candidates]
+    sent = levels if same_level and levels > 1 else levels - 1
+    count = distillation.top_predictions or classes
+    # All of them need no classes beside them.
+    index_bytes = 0 if count == classes else np.min_scalar_type(classes - 1).itemsize
+    of_embedding = tree_bytes(outputs.embedding) if sends_embeddings else 0
+    return sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
+
+
+def _teaching_shares(schedule: ExchangeSchedule, num_rounds: int) -> list[Fraction]:
+    """How many clients a client teaches, a mean over a run's rounds, expected over the draws.
+
+    Every client draws its teachers evenly from its buffer, so it counts whose checkpoints are in there.
+    """
+    buffers = schedule.first_source.copy()
+    clients = np.arange(len(buffers))
+    entries = np.zeros(len(buffers), np.int64)  # of all buffers and rounds, by their source
+    for round in range(num_rounds):
+        renewed = schedule.source[round] >= 0
+        replaced = schedule.replaced[round, renewed]
+        buffers[clients[renewed], replaced] = schedule.source[round, renewed]
+        entries += np.bincount(buffers.ravel(), minlength=len(buffers))
+    return [Fraction(int(count), buffers.shape[1] * num_rounds) for count in entries]
 
 
 def _mib(count: int) -> str:

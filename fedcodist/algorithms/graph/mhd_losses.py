@@ -32,6 +32,8 @@ CANDIDATES = {
 }
 CHOICES = ("most_confident", "random")
 EMBEDDING_DISTANCES = ("squared", "norm")
+# Of the random choices in each level's term.
+_CHOICE_KEYS = ("choice", "choice_of_same_level")
 # A squared length below this counts as 0.
 _TINY = 1e-12
 
@@ -47,7 +49,13 @@ class HeadDistillation(NamedTuple):
         taken to be "same_level_and_self" with two teachers; it does not say. Head k knows what lies at
         most k hops away with "base" and "self" and where the backbone is not reached. With the others,
         and through the backbone, knowledge travels further.
+      separate_levels: whether candidates of the same level make a loss term of their own, with the
+        surest of them, in place of competing with those of the level before. The text allows both. No
+        change with "base", and with "self" none of the gradient.
       choice: of the target among the candidates, "most_confident" or "random".
+      top_predictions: how many of the largest probabilities a teacher sends of every head (section
+        3.2); what is left is spread evenly over the other classes. All where not given. Then bytes are
+        those of checkpoints; else those of what a live exchange of predictions would send.
       embedding_distance: "squared" or "norm", of normalised embeddings.
       reaches_backbone: whether heads' and embeddings' losses change the backbone.
       updates_statistics: whether public batches too update batch normalisation's running averages.
@@ -58,7 +66,9 @@ class HeadDistillation(NamedTuple):
     batch_size: int = 512
     teachers: int = 1
     candidates: str = "base"
+    separate_levels: bool = False
     choice: str = "most_confident"
+    top_predictions: int | None = None
     embedding_distance: str = "squared"
     reaches_backbone: bool = True
     updates_statistics: bool = False
@@ -69,6 +79,8 @@ class HeadDistillation(NamedTuple):
         """Raises ValueError that names a number or a choice that makes no sense."""
         check_integer(f"{name}.batch_size", self.batch_size, low=1, high=LARGEST_BATCH)
         check_integer(f"{name}.teachers", self.teachers, low=0)
+        if self.top_predictions is not None:
+            check_integer(f"{name}.top_predictions", self.top_predictions, low=1)
         for field, value, allowed in (
             ("candidates", self.candidates, tuple(CANDIDATES)),
             ("choice", self.choice, CHOICES),
@@ -110,11 +122,15 @@ def distillation_gradient(
         of_heads = jnp.zeros(())
         if outputs.logits.shape[1] > 1:
             # Equation 5, over auxiliary heads k: heads k - 1 teach.
-            competing = candidates(outputs, teachers, distillation.candidates)
-            # Equation 4: Q keeps the candidate of the largest confidence Lambda.
-            choice = chosen(competing, distillation.choice, keys.derive(key, "choice"))
-            # Equation 3: cross-entropy from that target.
-            of_heads = head_loss(outputs, competing, choice)
+            competing = candidates(
+                outputs, teachers, distillation.candidates, distillation.top_predictions
+            )
+            levels = by_level(competing, len(teachers.logits), distillation.separate_levels)
+            for of_level, purpose in zip(levels, _CHOICE_KEYS, strict=False):
+                # Equation 4: Q keeps the candidate of the largest confidence Lambda.
+                choice = chosen(of_level, distillation.choice, keys.derive(key, purpose))
+                # Equation 3: cross-entropy from that target.
+                of_heads += head_loss(outputs, of_level, choice)
         total = weights[0] * of_embeddings + weights[1] * of_heads
         losses = dict(zip(DISTILLATION_LOSSES, (of_embeddings, of_heads), strict=True))
         return total, (mutable, losses)
@@ -127,7 +143,9 @@ def distillation_gradient(
     return gradient, mutable, losses
 
 
-def candidates(outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> jax.Array:
+def candidates(
+    outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str, top_predictions: int | None = None
+) -> jax.Array:
     """Predictions that compete, for all auxiliary heads at once.
 
     "self" is the paper's rule to skip an example on which the head is surer than its target: the
@@ -137,6 +155,7 @@ def candidates(outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> ja
       outputs: the client's on the batch, logits [batch, 1 + heads, classes].
       teachers: logits [teachers, batch, 1 + heads, classes].
       kind: one of CANDIDATES.
+      top_predictions: how many the teachers send; all where not given.
 
     Returns:
       Probabilities [candidates, batch, heads, classes]. In this order: each teacher's head k - 1,
@@ -145,10 +164,45 @@ def candidates(outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str) -> ja
     same_level, own_head = CANDIDATES[kind]
     client = jax.nn.softmax(jax.lax.stop_gradient(outputs.logits))[None]
     others = jax.nn.softmax(jax.lax.stop_gradient(teachers.logits))
+    if top_predictions is not None:
+        others = top_few(others, top_predictions)
     competing = [others[:, :, :-1], client[:, :, :-1]]
     competing += [others[:, :, 1:]] * same_level
     competing += [client[:, :, 1:]] * own_head
     return jnp.concatenate(competing)
+
+
+def top_few(probabilities: jax.Array, count: int) -> jax.Array:
+    """What a receiver makes of the `count` largest probabilities, the first of equals.
+
+    What is left is spread evenly over the other classes, so the confidence is what it was, and all but
+    one lose nothing.
+
+    Args:
+      probabilities: [..., classes].
+      count: 1 to classes.
+    """
+    classes = probabilities.shape[-1]
+    if count >= classes:
+        return probabilities
+    largest, indices = jax.lax.top_k(probabilities, count)
+    sent = jax.nn.one_hot(indices, classes, dtype=bool).any(axis=-2)
+    left = jnp.maximum(1 - jnp.sum(largest, axis=-1, keepdims=True), 0) / (classes - count)
+    return jnp.where(sent, probabilities, left)
+
+
+def by_level(competing: jax.Array, teachers: int, is_separate: bool) -> list[jax.Array]:
+    """The candidates of each loss term: all of them, or heads k - 1 and heads k apart.
+
+    Args:
+      competing: as `candidates` returns it.
+      teachers: how many.
+      is_separate: whether the levels are apart.
+    """
+    before = teachers + 1  # with the own head
+    if not is_separate or len(competing) == before:
+        return [competing]
+    return [competing[:before], competing[before:]]
 
 
 def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:

@@ -124,7 +124,7 @@ def multi_headed_distillation(
     groups = check_groups(groups)
     num_clients = check_no_gap(groups)
     check_step_training(training, num_rounds)
-    check_networks(groups, public, distillation.preprocess)
+    outputs = check_networks(groups, public, distillation)
     num_public = next(iter(public.values())).shape[0]
     edges = graphs.adjacency(graph, num_clients)
     if distillation.teachers:
@@ -132,6 +132,7 @@ def multi_headed_distillation(
     schedule = _schedule(groups, edges, num_rounds, distillation)
     is_on_host = distillation.exchange.is_on_host
     notes = mhd_costs.check_memory(groups, schedule, distillation.exchange)
+    sent = (training.steps, distillation, outputs, hyper.embedding_weight != 0)
     host_banks = HostBanks(schedule, groups) if schedule and is_on_host else None
 
     def init(key):
@@ -182,7 +183,7 @@ def multi_headed_distillation(
         init,
         round_,
         lambda state, architecture: state.learners[architecture].variables,
-        mhd_costs.communication(groups, schedule, num_rounds),
+        mhd_costs.communication(groups, schedule, num_rounds, *sent),
         select_examples,
         {PUBLIC: num_public},
     )._replace(notes=notes, host_state=host_banks)

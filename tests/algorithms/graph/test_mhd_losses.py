@@ -9,12 +9,17 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.graph.mhd_losses import (
     CANDIDATES,
+    HeadDistillation,
+    by_level,
     candidates,
     chosen,
+    distillation_gradient,
     embedding_loss,
     head_loss,
+    top_few,
 )
-from fedcodist.models.multi_headed import HeadedOutputs
+from fedcodist.models import MLP
+from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -66,6 +71,109 @@ def test_every_head_learns_from_its_surest_candidate(seed, heads, teachers, kind
             prediction = softmax(np.asarray(own.logits[example, head]))
             expected -= (targets[best] * np.log(prediction)).sum() / BATCH
     assert float(head_loss(own, competing, choice)) == pytest.approx(expected)
+
+
+@FEW
+@given(
+    st.integers(0, 999), st.integers(1, 3), st.integers(0, 3), st.sampled_from(sorted(CANDIDATES))
+)
+def test_levels_apart_have_a_target_each(seed, heads, teachers, kind):
+    own, others = outputs(seed, heads), outputs(seed + 1, heads, teachers)
+    levels = by_level(candidates(own, others, kind), teachers, is_separate=True)
+    loss = 0.0
+    for of_level in levels:
+        choice = chosen(of_level, "most_confident", jax.random.key(0))
+        loss += float(head_loss(own, of_level, choice))
+    expected = 0.0
+    for example in range(BATCH):
+        for head in range(1, heads + 1):
+            before = [softmax(np.asarray(t[example, head - 1])) for t in others.logits]
+            before.append(softmax(np.asarray(own.logits[example, head - 1])))
+            level = []
+            if kind in ("same_level", "same_level_and_self"):
+                level += [softmax(np.asarray(t[example, head])) for t in others.logits]
+            if kind in ("self", "same_level_and_self"):
+                level.append(softmax(np.asarray(own.logits[example, head])))
+            prediction = softmax(np.asarray(own.logits[example, head]))
+            for targets in (before, level):
+                if targets:
+                    best = max(targets, key=np.max)
+                    expected -= (best * np.log(prediction)).sum() / BATCH
+    assert loss == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "apart_is_different"),
+    [
+        ("base", "most_confident", False),
+        ("base", "random", False),
+        ("same_level_and_self", "most_confident", True),
+    ],
+)
+def test_a_single_level_is_the_same_to_the_bit_apart_or_not(kind, choice, apart_is_different):
+    model = multi_headed(MLP((WIDTH,), classes=None), jnp.zeros((1, 2)), CLASSES, heads=2)
+    variables = model.init(jax.random.key(0))
+    batch = {"image": jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, 2)))}
+    teachers = outputs(1, 2, teachers=2)
+
+    def gradient(**options):
+        distillation = HeadDistillation(candidates=kind, choice=choice, **options)
+        key = jax.random.key(1)
+        return distillation_gradient(
+            model, variables, batch, teachers, distillation, (0.0, 1.0), key
+        )[0]
+
+    one, apart = gradient(), gradient(separate_levels=True)
+    equal = [
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(apart), strict=True)
+    ]
+    assert all(equal) != apart_is_different
+    # Nothing is lost with all classes, nor with all but one.
+    for count in (CLASSES, CLASSES - 1):
+        few = gradient(top_predictions=count)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), one, few)
+
+
+@FEW
+@given(st.integers(0, 999))
+def test_self_as_a_term_of_its_own_changes_no_gradient(seed):
+    own, others = outputs(seed, 2), outputs(seed + 1, 2, 2)
+
+    def loss(logits, kind):
+        now = HeadedOutputs(logits, own.embedding)
+        levels = by_level(candidates(now, others, kind), 2, is_separate=True)
+        key = jax.random.key(0)
+        return sum(head_loss(now, level, chosen(level, "most_confident", key)) for level in levels)
+
+    slopes = [jax.grad(loss)(own.logits, kind) for kind in ("base", "self")]
+    np.testing.assert_allclose(*slopes, atol=1e-12)
+
+
+@FEW
+@given(st.integers(0, 999), st.integers(1, 6))
+def test_few_predictions_are_sent_and_the_rest_is_spread(seed, count):
+    classes = 6
+    generator = np.random.default_rng(seed)
+    probabilities = generator.dirichlet(np.ones(classes), size=(2, 3))
+    received = np.asarray(top_few(jnp.asarray(probabilities), count))
+    for place in np.ndindex(2, 3):
+        order = np.argsort(-probabilities[place])
+        expected = probabilities[place].copy()
+        if count < classes:
+            expected[order[count:]] = (1 - expected[order[:count]].sum()) / (classes - count)
+        np.testing.assert_allclose(received[place], expected, atol=1e-12)
+    np.testing.assert_allclose(received.sum(-1), 1)
+    np.testing.assert_array_equal(received.max(-1), probabilities.max(-1))  # the confidence
+    # Of equals the first are sent; what they leave is what the others had.
+    equals = np.full((1, classes), 1 / classes)
+    np.testing.assert_allclose(top_few(jnp.asarray(equals), count), equals)
+    # Only the teachers' predictions travel: the client knows its own.
+    own, others = outputs(seed, 2), outputs(seed + 1, 2, 2)
+    whole, few = (candidates(own, others, "same_level_and_self", n) for n in (None, 1))
+    sent = [0, 1, 3, 4]
+    np.testing.assert_array_equal(few[jnp.array([2, 5])], whole[jnp.array([2, 5])])
+    np.testing.assert_array_equal(few[jnp.array(sent)], top_few(whole[jnp.array(sent)], 1))
 
 
 @FEW

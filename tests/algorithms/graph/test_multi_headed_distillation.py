@@ -618,6 +618,38 @@ def test_every_head_of_every_client_is_evaluated_and_bytes_are_counted():
         assert algorithm.communication[party] == (size[source], size[party.split("_")[0]])
 
 
+@pytest.mark.parametrize(
+    ("count", "candidates", "embedding_weight"),
+    [(1, "base", 1.0), (2, "same_level_and_self", 0.0), (CLASSES, "base", 0.0)],
+)
+def test_bytes_of_predictions_are_those_of_a_live_exchange(count, candidates, embedding_weight):
+    rounds, graph, seed = 6, graphs.random_graph(5, 0.6, 1), 3
+    groups = alike(heads=2, clients=5)
+    exchange = CheckpointExchange(3, seed=seed)
+    kind = HeadDistillation(
+        4, teachers=2, candidates=candidates, top_predictions=count, exchange=exchange
+    )
+    algorithm = mhd(groups, graph, rounds, distillation=kind, hyper=MHDHyper(0.1, embedding_weight))
+    # Of one example: of each head that teaches, probabilities and one byte for each one's class.
+    heads = 3 if candidates == "same_level_and_self" else 2
+    of_example = heads * count * (4 if count == CLASSES else 5) + 3 * 4 * (embedding_weight > 0)
+    # Draw by draw: each pair of a buffer's entries is as likely.
+    schedule = exchange_schedule(groups, graph, 3, rounds, seed)
+    sent = np.zeros(5)
+    buffers = schedule.first_source.copy()
+    for round in range(rounds):
+        for client in range(5):
+            if schedule.source[round, client] >= 0:
+                buffers[client, schedule.replaced[round, client]] = schedule.source[round, client]
+            for pair in ((0, 1), (0, 2), (1, 2)):
+                for source in buffers[client, list(pair)]:
+                    sent[source] += TRAINING.steps * 4 * of_example / 3
+    down = TRAINING.steps * 4 * 2 * of_example
+    for client in range(5):
+        expected = (down, np.ceil(sent[client] / rounds - 1e-6))
+        assert algorithm.communication[f"net_{client}"] == expected
+
+
 def test_banks_are_announced_and_refused_where_they_do_not_fit(beside_an_accelerator):
     groups, graph = alike(heads=1, clients=4), graphs.complete(4)
     algorithm = mhd(groups, graph)
@@ -708,6 +740,18 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
                 alike(), graphs.complete(8), distillation=DISTILLATION._replace(teachers=4)
             ),
             "teachers must be at most the 3 checkpoints of a buffer, got 4",
+        ),
+        (
+            lambda: mhd(
+                alike(), graphs.complete(8), distillation=DISTILLATION._replace(top_predictions=4)
+            ),
+            "top_predictions must be at most 3, got 4",
+        ),
+        (
+            lambda: mhd(
+                alike(), graphs.complete(8), distillation=DISTILLATION._replace(top_predictions=0)
+            ),
+            "top_predictions must be at least 1, got 0",
         ),
         (
             lambda: mhd(

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
-from experiments.configs import cifar100_mhd, cifar_mhd_fed_md
+from experiments.configs import cifar100_mhd, cifar_mhd_fed_md, digits_mhd_orderings
 from experiments.studies.archive import load_records
 from experiments.studies.document import HERE
 from experiments.studies.mhd import beside_fed_md, orderings
@@ -94,6 +94,43 @@ def test_every_run_of_the_config_is_shown_and_none_that_it_has_not(everything):
         cifar100_mhd.get_runs()
     )
     assert set(plots) == {"mhd_profiles.png", *(f"mhd_graph_{name}.png" for name in section.GRAPHS)}
+
+
+def test_digits_come_first_with_a_verdict_for_each_ordering(tmp_path):
+    runs = digits_mhd_orderings.get_runs()
+    assert set(section.ROWS["digits"].values()) == set(runs)
+    compared = {r for o in orderings.orderings_on_digits() for r, _ in (*o.plus, *o.less)}
+    assert compared <= set(runs)
+    seeds, hops = (0, 1, 2), graphs.hops(graphs.complete(8))
+
+    def heads(last):
+        shared = np.stack([np.full((3, 8), 0.4), np.array(last)[:, None].repeat(8, 1)], axis=2)
+        return Heads(shared, np.full((3, 8, 2, 8), 0.1), hops)
+
+    for run, last in (
+        ("heads,s=100,3", (0.8, 0.81, 0.82)),
+        ("local_only_steps,s=100", (0.5, 0.52, 0.53)),
+        ("choice,random,s=100", (0.8, 0.82, 0.81)),
+    ):
+        write(tmp_path, run, heads(last), section.DIGITS, seeds)
+    text, _ = render(tmp_path)
+    assert text.index(section.ON_DIGITS) < text.index("## Alone, MHD")
+    first = text.split("## Alone, MHD")[0]
+    line = (
+        "| s = 100: MHD's last head less clients alone, shared | +41.00 ± 2.48 | above 0 | held |"
+    )
+    assert line in first
+    (line,) = [
+        each for each in first.splitlines() if "100: most confident less random, last" in each
+    ]
+    assert line.endswith("| not decided |")
+    waiting = len(orderings.orderings_on_digits()) - sum(
+        "| above 0 |" in x for x in first.splitlines()
+    )
+    assert f"{waiting} of {len(orderings.orderings_on_digits())} orderings wait for runs" in first
+    assert (
+        "| 3 heads, Δ = 2 |" not in first and f"{section.DIGITS}.py" in text.split("## Not run")[1]
+    )
 
 
 def test_a_picture_has_all_clients_heads_and_hops(everything):
