@@ -108,6 +108,7 @@ from fedcodist.algorithms.pools.merged_codistillation import MergedHyper as Merg
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation as merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation as periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool as Pool
+from fedcodist.algorithms.pools.pool import private_cohorts as private_cohorts
 from fedcodist.compression.compressed import compressed as compressed
 from fedcodist.compression.compressor import Compressor as Compressor
 from fedcodist.compression.count_sketch import count_sketch as count_sketch

@@ -71,8 +71,6 @@ class Reduce(NamedTuple):
         Masks of all clients add up to nothing, so `finalize` does not know them.
       bound: a client's update -> the update that `prepare` takes it for, such as a clipped one. For
         methods whose clients go on from what they sent; None where it is taken as it is.
-      is_mean: whether the aggregate is the weighted mean of updates and mutable state, and the sum of
-        `extra`: that of one client of weight n is its own update. Privacy needs it.
 
     A reduction that wraps another keeps its other fields by `_replace`.
     """

@@ -1,4 +1,8 @@
-"""Bytes that a client downloads and uploads, counted from the shapes exchanged."""
+"""Bytes that a client downloads and uploads, counted from the shapes exchanged.
+
+Bytes that a method measures are its metrics `client_bytes_up` and `client_bytes_down`, which replace
+these in the summary (`run/metrics_lines.py`). A round's total is in `report/costs.py`.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -412,11 +412,11 @@ def capacity_pools(
         if not fraction:
             raise ValueError("fraction must name at least one pool")
         sizes = {
-            name: _checkpoints_per_client(f"fraction[{name!r}]", share, num_clients)
+            name: _clients_of_share(f"fraction[{name!r}]", share, num_clients)
             for name, share in fraction.items()
         }
     else:
-        large = _checkpoints_per_client("fraction", fraction, num_clients)
+        large = _clients_of_share("fraction", fraction, num_clients)
         sizes = {"small": num_clients if nested else num_clients - large, "large": large}
     for name, size in sizes.items():
         if size < 1:
@@ -517,7 +517,7 @@ def _checked_labels(name: str, labels: Any) -> np.ndarray:
     return array
 
 
-def _checkpoints_per_client(name: str, fraction: float, num_clients: int) -> int:
+def _clients_of_share(name: str, fraction: float, num_clients: int) -> int:
     if not _is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
     # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.

@@ -2,7 +2,8 @@
 
 A file is written under another name, flushed to the disk and then renamed. A process that is killed at
 any moment thus leaves the checkpoint before. Flax's serialisation is enough, since every process has the
-whole state: orbax's coordination of hosts is not needed.
+whole state: orbax's coordination of hosts is not needed. What `state` and `notes` hold is decided in
+`run/experiment.py`.
 """
 
 import hashlib
