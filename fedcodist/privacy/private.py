@@ -236,7 +236,7 @@ def noised_mean(
         mutable = moved_statistics(message.mutable, mean(change))
         one = ClientResult(mean(update), mutable, count, None, {}, extra)
         aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
-        if share_within is None:
+        if adaptive is None:
             return aggregate
         return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within))
 

@@ -59,7 +59,7 @@ def test_a_secure_sum_of_a_private_method_has_the_same_noise(poisson):
 
 
 def test_private_goes_inside():
-    with pytest.raises(ValueError, match="method must sum clients to a weighted mean"):
+    with pytest.raises(ValueError, match="method must not be one of a secure sum"):
         private(secure_sum(averaging, 6, 0.5, 6.0), 0.5, 0.8)
 
 
