@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_model import linear_model
 
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
@@ -21,8 +22,7 @@ from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import Round
-from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.headed import headed
 from fedcodist.privacy.private_parties import (
@@ -144,19 +144,9 @@ COLUMNS = {
 PUBLIC_IMAGES = GENERATOR.normal(size=(9, FEATURES)).astype(np.float32)
 
 
-def linear() -> Model:
-    def init(key):
-        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
-
-
 GROUPS = {
-    "pair": PartyGroup(linear(), np.array([0, 2])),
-    "single": PartyGroup(linear(), np.array([1])),
+    "pair": PartyGroup(linear_model(FEATURES, CLASSES), np.array([0, 2])),
+    "single": PartyGroup(linear_model(FEATURES, CLASSES), np.array([1])),
 }
 embedding = headed(nn.Dense(5), jnp.zeros((1, FEATURES)), CLASSES)
 HEADED = {name: group._replace(model=embedding) for name, group in GROUPS.items()}
@@ -169,7 +159,10 @@ METHODS = {
         functools.partial(fed_md, GROUPS, Alignment(np.arange(9) % 2, 6), CLASSES),
         "scores",
     ),
-    "ds_fl": (functools.partial(ds_fl, GROUPS, linear(), OpenExamples(9, 6)), "scores"),
+    "ds_fl": (
+        functools.partial(ds_fl, GROUPS, linear_model(FEATURES, CLASSES), OpenExamples(9, 6)),
+        "scores",
+    ),
     "fd": (functools.partial(fd, GROUPS, CLASSES), "classes"),
 }
 

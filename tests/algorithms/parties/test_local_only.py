@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from linear_model import linear_model
 
 from fedcodist.algorithms.parties import groups
 from fedcodist.algorithms.parties.groups import PartyGroup
@@ -15,8 +16,7 @@ from fedcodist.algorithms.parties.patience import Patience
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.run.evaluation import evaluation_split
@@ -39,19 +39,9 @@ TRAINING = LocalTraining(lambda rate: optax.sgd(rate, momentum=0.9), batch_size=
 PATIENCE = Patience(ValidationData(30), 1, 0.0, "test data")
 
 
-def model() -> Model:
-    def init(key):
-        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
-
-
 GROUPS = {
-    "pair": PartyGroup(model(), np.array([0, 2])),
-    "single": PartyGroup(model(), np.array([1])),
+    "pair": PartyGroup(linear_model(FEATURES, CLASSES), np.array([0, 2])),
+    "single": PartyGroup(linear_model(FEATURES, CLASSES), np.array([1])),
 }
 
 
@@ -184,7 +174,13 @@ def program(parties_of_a=1, parties_of_b=1, training=TRAINING):
     """One round of two architectures, traced, as text."""
     ends = np.cumsum([parties_of_a, parties_of_b])
     a, b = np.arange(ends[0]), np.arange(ends[0], ends[1])
-    algorithm = local_only({"a": PartyGroup(model(), a), "b": PartyGroup(model(), b)}, training)
+    algorithm = local_only(
+        {
+            "a": PartyGroup(linear_model(FEATURES, CLASSES), a),
+            "b": PartyGroup(linear_model(FEATURES, CLASSES), b),
+        },
+        training,
+    )
     private = FederatedData.from_arrays(
         {name: column[: ends[1]] for name, column in COLUMNS.items()},
         offsets=np.arange(ends[1] + 1),

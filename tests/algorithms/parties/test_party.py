@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from linear_model import linear_model
 
 from fedcodist.algorithms.parties import party as party_module
 from fedcodist.algorithms.parties.alignment import Alignment
@@ -23,8 +24,6 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.aggregation import weighted_mean
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import Cohort, Inputs, Round
-from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.sources import resident_data
 
@@ -39,17 +38,7 @@ COLUMNS = {
 PUBLIC_IMAGES = GENERATOR.normal(size=(9, FEATURES)).astype(np.float32)
 
 
-def linear() -> Model:
-    def init(key):
-        return Variables({"w": jax.random.normal(key, (FEATURES, CLASSES))}, {})
-
-    def apply(variables, batch, **_):
-        return batch["image"] @ variables.params["w"], variables.mutable
-
-    return Model(init, apply, cross_entropy, {"accuracy": accuracy()}, CLASSES)
-
-
-MODEL = linear()
+MODEL = linear_model(FEATURES, CLASSES)
 GROUPS = {"pair": PartyGroup(MODEL, np.array([0, 2])), "single": PartyGroup(MODEL, np.array([1]))}
 COHORT = Cohort(
     jax.tree.map(jnp.asarray, COLUMNS), jnp.arange(3), jnp.array([0, 5, 7]), jnp.array(SIZES), 7
