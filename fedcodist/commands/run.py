@@ -39,6 +39,11 @@ _HOST = flags.DEFINE_integer("host", None, "This machine's number from 0, with -
 _CHANGE_PLAN = flags.DEFINE_bool(
     "change_plan", False, "Resume a run that was started under another execution plan."
 )
+_LOGGERS = flags.DEFINE_list(
+    "loggers",
+    None,
+    "What watches the run, in place of config.loggers, as in csv,wandb; nothing: ''.",
+)
 _PROFILE = flags.DEFINE_string(
     "profile", None, "Folder for jax.profiler's trace of the rounds before the third evaluation."
 )
@@ -126,7 +131,8 @@ def _run(workdir: Path) -> int:
     try:
         if _PROFILE.value is not None:
             check_folder(_PROFILE.value)
-        callbacks = loggers_of(config.get("loggers"), workdir) if is_first else []
+        loggers = config.get("loggers") if _LOGGERS.value is None else _LOGGERS.value
+        callbacks = loggers_of(loggers, workdir) if is_first else []
         with as_settings(config):
             config = divided(config)
             data, prepared = load_data(config.data), data_checksums(config.data)

@@ -115,6 +115,10 @@ def _check_settings(arguments: list[str], config: ConfigDict) -> None:
     for argument in arguments:
         name = argument.split("=")[0]
         if name.startswith("--config.") and name.removeprefix("--config.") not in names:
+            if name == "--config.loggers":  # which not every config has
+                raise ValueError(
+                    "--config.loggers is no setting of the config; give --loggers=csv."
+                )
             nearest = nearest_name(name, [f"--config.{setting}" for setting in names])
             raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
 

@@ -8,6 +8,8 @@ from those of the first one.
     python -m fedcodist.report.tables_heads runs/digits_mhd/multi_headed_distillation
 """
 
+import copy
+
 from ml_collections import ConfigDict, config_dict
 
 from fedcodist.config import defaults
@@ -79,7 +81,8 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     )
     config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
     with config.ignore_type():
-        config.algorithm = dict(name=run, **OWN[run])
+        # A copy: a placeholder that two configs share would have one value in both.
+        config.algorithm = copy.deepcopy(dict(name=run, **OWN[run]))
     config.evaluation = defaults.evaluation(10, 20)
     config.execution = defaults.plain_execution(processes=1, loop="vmap", chunk_size=8)
     return config

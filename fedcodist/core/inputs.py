@@ -1,5 +1,6 @@
 """What a round reads: cohorts as views of flat columns, and examples of other data sets."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,12 +78,42 @@ class Selection:
     examples: Mapping[str, jax.Array]
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a round reads: a cohort per pool and examples per data set."""
+    """What a round reads: a cohort per pool and examples per data set.
+
+    Cohorts of data that lie on the device have one `columns` object in common. It stays one within
+    JAX's transformations, so that a round can see that they share it.
+    """
 
     cohorts: Mapping[str, Cohort]
     examples: Mapping[str, Examples]
+
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[tuple[str, int], ...]]:
+        """Every `columns` object once, the rest of the cohorts, and the examples."""
+        columns: list[Any] = []
+        places = []
+        for pool in sorted(self.cohorts):
+            of_pool = self.cohorts[pool].columns
+            if not any(of_pool is other for other in columns):
+                columns.append(of_pool)
+            places.append((pool, next(i for i, c in enumerate(columns) if c is of_pool)))
+        rest = {
+            pool: dataclasses.replace(cohort, columns=None) for pool, cohort in self.cohorts.items()
+        }
+        parts = {"columns": columns, "cohorts": rest, "examples": self.examples}
+        children = [(jax.tree_util.GetAttrKey(name), part) for name, part in parts.items()]
+        return children, tuple(places)
+
+    @classmethod
+    def tree_unflatten(cls, places: tuple[tuple[str, int], ...], parts: Any) -> "Inputs":
+        """The inverse."""
+        columns, rest, examples = parts
+        cohorts = {
+            pool: dataclasses.replace(rest[pool], columns=columns[place]) for pool, place in places
+        }
+        return cls(cohorts, examples)
 
 
 @flax.struct.dataclass

@@ -276,7 +276,7 @@ def fine_tuned_models(
 
 def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Predictor:
     """The Predictor of one model."""
-    return Predictor(model, variables, lambda values, batch: model.apply(values, batch)[0])
+    return Predictor(model, variables, model.outputs)
 
 
 def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> dict[str, PyTree]:

@@ -59,6 +59,10 @@ class Model(NamedTuple):
     num_classes: int
     mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
 
+    def outputs(self, variables: Variables, batch: Batch) -> Any:
+        """Of a batch, in evaluation mode."""
+        return self.apply(variables, batch)[0]
+
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
     """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', [batch].

@@ -24,6 +24,7 @@ from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
 from fedcodist.core.method import (
     ClientModels,
     FederatedAlgorithm,
+    Predictor,
     all_client_models,
     by_member,
     single_model,
@@ -259,23 +260,33 @@ def _evaluation(algorithm, over_seeds, measure):
       over_seeds: makes a function of all seeds from one of a single seed.
       measure: (Predictor, Variables, EvaluationSplit) -> metric -> value.
     """
+    predictors = algorithm.predictors
 
     def evaluate(state, splits):
-        def one_predictor(state, name, predictor, examples):
+        def alike(names, variables, examples):
+            """Models of one network, by one program."""
+            predictor = predictors[names[0]]
+
             def one_model(variables):
                 return measure(predictor, variables, examples)
 
-            variables = predictor.variables(state)
-            if predictor.members:
-                return by_member(name, predictor, jax.lax.map(one_model, variables))
-            return {name: one_model(variables)}
+            if len(names) == 1 and not predictor.members:
+                return {names[0]: one_model(variables[names[0]])}
+            stacked = variables[names[0]]
+            if len(names) > 1:
+                each = [variables[name] for name in names]
+                stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+                predictor = predictor._replace(members=tuple(names))
+            return by_member(names[0], predictor, jax.lax.map(one_model, stacked))
 
         def one_seed(state):
+            variables = {n: predictor.variables(state) for n, predictor in predictors.items()}
+            groups = _of_one_network(predictors, variables)
             return {
                 split: {
                     model: values
-                    for name, predictor in algorithm.predictors.items()
-                    for model, values in one_predictor(state, name, predictor, examples).items()
+                    for names in groups
+                    for model, values in alike(names, variables, examples).items()
                 }
                 for split, examples in splits.items()
             }
@@ -317,6 +328,32 @@ def _evaluation(algorithm, over_seeds, measure):
         return over_seeds(one_seed)(state, client_states)
 
     return evaluate, finite, evaluate_personal
+
+
+def _of_one_network(
+    predictors: Mapping[str, Predictor], variables: Mapping[str, PyTree]
+) -> list[list[str]]:
+    """The predictors' names, those together that differ in their variables' values alone."""
+    groups: list[list[str]] = []
+    for name, predictor in predictors.items():
+        for names in groups:
+            first = names[0]
+            other = predictors[first]
+            if (
+                predictor.predict == other.predict
+                and predictor.model is other.model
+                and not (predictor.members or other.members)
+                and _shapes(variables[name]) == _shapes(variables[first])
+            ):
+                names.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
 def _of_clients(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from fedcodist.commands import sweep
 from fedcodist.run.launch import USER_ERROR
@@ -28,6 +29,13 @@ def load(path):
     return module
 
 
+def references_of(config):
+    for name, value in config.items():
+        yield config.get_ref(name)
+        if isinstance(value, ConfigDict):
+            yield from references_of(value)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
     module = load(path)
@@ -43,6 +51,11 @@ def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
         del settings["run"]
         texts.add(json.dumps(settings))
     assert len(texts) == len(configs)
+    # A setting of one is no other's: placeholders are references, which configs must not share.
+    references = [
+        id(reference) for config in configs.values() for reference in references_of(config)
+    ]
+    assert len(set(references)) == len(references)
     with pytest.raises(ValueError, match="a run of this config is one of"):
         module.get_config("other")
 

@@ -110,7 +110,7 @@ def uninterrupted(run, shared) -> Path:
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         if not output.exists():
-            done = run(folder)
+            done = run(folder, "--loggers=csv,tensorboard")
             assert done.returncode == 0, done.stderr
             output.write_text(done.stdout)
     return folder

@@ -22,6 +22,7 @@ FED_KD = "--config=fedcodist/configs/digits_fed_kd.py"
 SETTINGS = {
     "algorithm.alhpa=0.5": ["--config.algorithm.alhpa", "--config.algorithm.alpha?"],
     "learning_rate=1": ["--config.learning_rate", "did you mean --config."],
+    "loggers=('csv',)": ["--config.loggers", "give --loggers=csv"],
     "algorithm.alpha=abc": ["--config.algorithm.alpha=abc", "float"],
     "algorithm.alpha=1.5": ["algorithm.alpha", "at least 0", "at most 1", "1.5"],
     "pools.large.alpha=2": ["pools.large.alpha", "at most 1", "2.0"],

@@ -3,6 +3,7 @@
 https://arxiv.org/abs/2107.10663
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
     ENSEMBLE,
     MAIN,
+    first_models,
     groups_of,
     stacked_models,
     train_groups,
@@ -98,6 +100,7 @@ def fed_ensemble(
         pool.clients, {ENSEMBLE: ensemble}, lambda models, _: {ENSEMBLE: members(models)}
     )
     return algorithm._replace(
+        init=functools.partial(first_models, groups),
         select=select,
         predictors={**algorithm.predictors, ENSEMBLE: ensemble},
         client_models={MAIN: of_clients},

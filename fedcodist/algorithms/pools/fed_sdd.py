@@ -14,6 +14,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     ENSEMBLE,
     MAIN,
     drawn_groups,
+    first_models,
     group_sizes_of,
     groups_of,
     stacked_models,
@@ -137,7 +138,7 @@ def fed_sdd(
 
     def init(key):
         # Models start apart: "a distinct set of weights" each.
-        models = {name: method.init(keys.derive(key, "init", name)) for name in groups}
+        models = first_models(groups, key)
         room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
         buffer = jax.tree.map(room, stacked_models(groups, models))
         return FedSDDState(models, buffer, jnp.zeros(rounds_kept).at[0].set(1))

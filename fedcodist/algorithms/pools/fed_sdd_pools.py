@@ -16,6 +16,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     ENSEMBLE,
     MAIN,
     drawn_groups,
+    first_models,
     group_sizes_of,
     groups_of,
     stacked_models,
@@ -28,7 +29,6 @@ from fedcodist.algorithms.pools.pool import (
     check_fixed_cohorts,
     check_pools,
 )
-from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
@@ -191,11 +191,9 @@ def first_state(
     groups: Mapping[str, Mapping[str, Pool]], rounds_kept: int, key: jax.Array
 ) -> FedSDDPoolsState:
     """The state before the first round: buffers hold the initial models."""
-    servers = {
-        name: part.method.init(keys.derive(key, "init", name))
-        for parts in groups.values()
-        for name, part in parts.items()
-    }
+    servers = {}
+    for parts in groups.values():
+        servers |= first_models(parts, key)
     room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
     buffers = {
         name: jax.tree.map(room, stacked_models(parts, servers)) for name, parts in groups.items()

@@ -9,11 +9,18 @@ import numpy as np
 
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.pool import Pool
-from fedcodist.algorithms.pools.pool_rounds import TrainedPools, train_pools, update_servers
+from fedcodist.algorithms.pools.pool_rounds import (
+    TrainedPools,
+    by_pool,
+    pool_keys,
+    train_pool,
+    train_pools,
+    update_servers,
+)
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.model import Variables
 from fedcodist.core.shuffling import permuted_positions
 
@@ -104,10 +111,64 @@ def train_groups(
     Returns:
       The servers after the round, and what else it leaves.
     """
-    hyper_of = dict.fromkeys(groups, hyper)
     # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
+    cohorts = {name: round.inputs.cohorts[name] for name in groups}
+    shared = next(iter(cohorts.values())).columns
+    share_columns = all(cohort.columns is shared for cohort in cohorts.values())
+    if len(groups) > 1 and share_columns and execution.loop != "eager":
+        return _train_in_a_loop(groups, models, client_states, round, hyper, execution, stream)
+    hyper_of = dict.fromkeys(groups, hyper)
     trained = train_pools(groups, models, client_states, round, hyper_of, execution, stream)
     return update_servers(groups, models, trained.aggregates, round.index, hyper_of), trained
+
+
+def _train_in_a_loop(groups, models, client_states, round, hyper, execution, stream):
+    """As `train_groups`, by one program for all groups, so that it compiles once.
+
+    It has as many slots as the largest group; those beyond a group's clients are empty.
+    """
+    pool = next(iter(groups.values()))
+    cohorts = {name: round.inputs.cohorts[name] for name in groups}
+    sizes = {name: len(cohort.clients) for name, cohort in cohorts.items()}
+    shared, slots = next(iter(cohorts.values())), max(sizes.values())
+
+    def filled(name):
+        fill = lambda leaf: jnp.concatenate([leaf, *[leaf[-1:]] * (slots - sizes[name])])
+        cohort, is_filled = cohorts[name], jnp.arange(slots) < sizes[name]
+        return (
+            models[name],
+            jax.tree.map(fill, client_states[name]),
+            jax.tree.map(fill, (cohort.clients, cohort.starts, cohort.sizes)),
+            None if len(set(sizes.values())) == 1 else is_filled,
+            pool_keys(round, name, stream),
+        )
+
+    def one_group(group):
+        server, states, (clients, starts, client_sizes), present, draws = group
+        cohort = Cohort(shared.columns, clients, starts, client_sizes, shared.capacity, present)
+        trained = train_pool(pool, server, states, cohort, round, draws, hyper, execution)
+        return pool.method.server_update(server, trained.aggregate, round.index, hyper), trained
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(filled(name) for name in groups))
+    servers, trained = {}, {}
+    for name, of_group in zip(groups, _unstacked(jax.lax.map(one_group, stacked)), strict=True):
+        servers[name], trained[name] = of_group
+        states = jax.tree.map(lambda leaf, n=sizes[name]: leaf[:n], trained[name].client_states)
+        trained[name] = trained[name]._replace(client_states=states)
+    return servers, by_pool(trained)
+
+
+def first_models(groups: Mapping[str, Pool], key: jax.Array) -> dict[str, PyTree]:
+    """The servers before the first round: every group's own draw, by one program for all."""
+    pool = next(iter(groups.values()))
+    draws = jnp.stack([keys.derive(key, "init", name) for name in groups])
+    return dict(zip(groups, _unstacked(jax.lax.map(pool.method.init, draws)), strict=True))
+
+
+def _unstacked(tree: PyTree) -> list[PyTree]:
+    """The trees whose leaves are stacked in this one's."""
+    count = len(jax.tree.leaves(tree)[0])
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], tree) for k in range(count)]
 
 
 def stacked_models(groups: Mapping[str, Pool], models: Mapping[str, PyTree]) -> Variables:

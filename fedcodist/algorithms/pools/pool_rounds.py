@@ -14,7 +14,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.method import FederatedMethod, client_key
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import of_clients
@@ -40,6 +40,30 @@ class TrainedPools(NamedTuple):
     results: dict[str, ClientResult]
 
 
+class TrainedPool(NamedTuple):
+    """What a round of local training leaves in one pool, see `TrainedPools`."""
+
+    aggregate: Aggregate
+    client_states: PyTree
+    metrics: dict[str, jax.Array]
+    members: Variables | None
+    results: ClientResult | None
+
+
+class PoolKeys(NamedTuple):
+    """The keys of a pool's round.
+
+    Attributes:
+      clients: from which the clients' own are derived; pools that divide one cohort share it.
+      masks, reduction: of what hides the clients' updates, and of what a reduction draws, such as its
+        noise; no two pools share these.
+    """
+
+    clients: jax.Array
+    masks: jax.Array
+    reduction: jax.Array
+
+
 def train_pools(
     pools: Mapping[str, Pool],
     state: Mapping[str, PyTree],
@@ -59,60 +83,92 @@ def train_pools(
         not given. Pools that divide one cohort among them share a name.
       members: whether to return every client's model and result.
     """
-    aggregates, new_client_states, metrics, models, results = {}, {}, {}, {}, {}
+    trained = {}
     for name, pool in pools.items():
-        method, message = pool.method, pool.method.broadcast(state[name])
-        clients_key = client_key(round.key, round.index, stream or name)
-        count, present = _present(name, pool, round)
-        cohort = replace(round.inputs.cohorts[name], present=present)
-        with of_clients(pool.clients):
-            result = for_each_client(
-                functools.partial(_client_update, method, hyper[name]),
-                method.reduce.prepare,
-                message,
-                client_states[name],
-                cohort,
-                clients_key,
-                execution,
-                round.axis_name,
-                individual_results=members,
-                # Pools that share a stream must not share masks.
-                mask=mask_of_round(
-                    method.reduce, cohort.clients, keys.derive(clients_key, name), present
-                ),
-            )
-        if result.results is not None:
-            trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
-            models[name] = Variables(trained, result.results.mutable)
-            results[name] = result.results
-        # Pools that share a stream must not share what a reduction draws, such as its noise.
-        aggregates[name] = method.reduce.finalize(
-            result.total, message, keys.derive(clients_key, "reduce", name)
+        cohort, drawn = round.inputs.cohorts[name], None
+        if pool.poisson is not None:
+            size = (len(pool.clients), pool.cohort_size)
+            drawn = number_drawn(*size, name, round.index, round.key)
+            cohort = replace(cohort, present=jnp.arange(len(cohort.clients)) < drawn)
+        trained[name] = train_pool(
+            pool,
+            state[name],
+            client_states[name],
+            cohort,
+            round,
+            pool_keys(round, name, stream),
+            hyper[name],
+            execution,
+            members,
         )
-        new_client_states[name] = result.client_states
-        norm = optax.tree.norm(aggregates[name].pseudo_gradient)
-        metrics[f"{name}/pseudo_gradient_norm"] = norm
-        metrics[f"{name}/finite"] = jnp.isfinite(norm)
-        if present is None:
-            metrics |= {f"{name}/client_{k}": jnp.mean(v, 0) for k, v in result.metrics.items()}
-            continue
-        new_client_states[name] = _where(present, result.client_states, client_states[name])
-        metrics[f"{name}/clients_left_out"] = jnp.maximum(count - len(present), 0)
-        of_present = functools.partial(_where, present)
-        metrics |= {
-            f"{name}/client_{k}": jnp.nanmean(of_present(v * 1.0, jnp.full(v.shape, jnp.nan)), 0)
-            for k, v in result.metrics.items()
-        }
-    return TrainedPools(aggregates, new_client_states, metrics, models, results)
+        if drawn is not None:
+            left_out = jnp.maximum(drawn - len(cohort.clients), 0)
+            trained[name].metrics["clients_left_out"] = left_out
+    return by_pool(trained)
 
 
-def _present(name, pool, round):
-    """(clients drawn, which slots take part) of a Poisson cohort; (None, None) of others."""
-    if pool.poisson is None:
-        return None, None
-    size = (len(pool.clients), pool.cohort_size)
-    count = number_drawn(*size, name, round.index, round.key)
-    return count, jnp.arange(len(round.inputs.cohorts[name].clients)) < count
+def pool_keys(round: Round, name: str, stream: str | None = None) -> PoolKeys:
+    """The keys of a pool's round, see `train_pools` for `stream`."""
+    clients = client_key(round.key, round.index, stream or name)
+    return PoolKeys(clients, keys.derive(clients, name), keys.derive(clients, "reduce", name))
+
+
+def train_pool(
+    pool: Pool,
+    server: PyTree,
+    client_states: PyTree,
+    cohort: Cohort,
+    round: Round,
+    draws: PoolKeys,
+    hyper: PyTree,
+    execution: Execution,
+    members: bool = False,
+) -> TrainedPool:
+    """Runs one pool's cohort; arguments as `train_pools` has them, of this pool."""
+    method, message = pool.method, pool.method.broadcast(server)
+    with of_clients(pool.clients):
+        result = for_each_client(
+            functools.partial(_client_update, method, hyper),
+            method.reduce.prepare,
+            message,
+            client_states,
+            cohort,
+            draws.clients,
+            execution,
+            round.axis_name,
+            individual_results=members,
+            mask=mask_of_round(method.reduce, cohort.clients, draws.masks, cohort.present),
+        )
+    models = None
+    if result.results is not None:
+        trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
+        models = Variables(trained, result.results.mutable)
+    aggregate = method.reduce.finalize(result.total, message, draws.reduction)
+    norm = optax.tree.norm(aggregate.pseudo_gradient)
+    new_states, mean = result.client_states, jnp.mean
+    if cohort.present is not None:
+        new_states = _where(cohort.present, new_states, client_states)
+        mean = lambda values, axis: jnp.nanmean(
+            _where(cohort.present, values * 1.0, jnp.full(values.shape, jnp.nan)), axis
+        )
+    metrics = {"pseudo_gradient_norm": norm, "finite": jnp.isfinite(norm)}
+    metrics |= {f"client_{name}": mean(values, 0) for name, values in result.metrics.items()}
+    return TrainedPool(aggregate, new_states, metrics, models, result.results)
+
+
+def by_pool(trained: Mapping[str, TrainedPool]) -> TrainedPools:
+    """The rounds of several pools as one."""
+    return TrainedPools(
+        aggregates={name: pool.aggregate for name, pool in trained.items()},
+        client_states={name: pool.client_states for name, pool in trained.items()},
+        metrics={
+            f"{name}/{metric}": value
+            for name, pool in trained.items()
+            for metric, value in pool.metrics.items()
+        },
+        members={n: pool.members for n, pool in trained.items() if pool.members is not None},
+        results={n: pool.results for n, pool in trained.items() if pool.results is not None},
+    )
 
 
 def _where(flags, chosen, other):

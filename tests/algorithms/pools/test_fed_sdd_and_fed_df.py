@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -211,6 +212,48 @@ def test_devices_share_the_work():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), three, one)
 
 
+def test_groups_of_one_program_are_groups_trained_one_by_one():
+    """Groups of three and two clients, with state: SCAFFOLD's variates of nobody else change."""
+    algorithm = sdd(scaffold(MODEL, len(SIZES), TRAINING), num_models=2, steps=0)
+    key = jax.random.key(0)
+    data = jax.tree.map(jnp.asarray, resident_data(federated(), {}))
+    state, selection = algorithm.init(key), algorithm.select(0, key)
+    variates = {}
+    for name, clients in selection.clients.items():
+        many = lambda leaf, count=len(clients): jnp.full((count, *leaf.shape), 0.1)
+        variates[name] = jax.tree.map(many, algorithm.client_states[name].first)
+    together = data.read(selection)
+    # Equal columns in another object: as streamed data have them, every group has its own.
+    apart = replace(
+        together,
+        cohorts={
+            name: replace(cohort, columns=dict(cohort.columns))
+            for name, cohort in together.cohorts.items()
+        },
+    )
+    hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+    outcomes = [
+        jax.jit(algorithm.round)(state, variates, Round(0, key, inputs), hyper)
+        for inputs in (together, apart)
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), *outcomes)
+
+
+def test_more_models_are_no_longer_program():
+    def products(num_models):
+        algorithm = sdd(num_models=num_models)
+        programs = build_programs(algorithm, ROUNDS)
+        images = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
+        data = jax.tree.map(jnp.asarray, resident_data(federated(), images))
+        state = jax.eval_shape(programs.init, np.zeros(1, np.uint32))
+        hyper = jax.tree.map(jnp.float32, algorithm.hyper)
+        states = device_client_states(algorithm.client_states, 1)
+        lowered = programs.train.lower(state, states, np.zeros(1, np.uint32), 0, 1, hyper, data)
+        return lowered.as_text().count("dot_general")
+
+    assert products(5) == products(2)
+
+
 # ------------------------------------------------------------------------------------ identities
 
 
@@ -285,13 +328,14 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     Only where ensembles of client models are measured do these leave their group.
     """
     seen = []
-    train = grouped_models.train_pools
+    train = grouped_models.train_groups
 
     def watched(*arguments, **options):
-        seen.append(train(*arguments, **options))
-        return seen[-1]
+        servers, trained = train(*arguments, **options)
+        seen.append(trained)
+        return servers, trained
 
-    monkeypatch.setattr(grouped_models, "train_pools", watched)
+    monkeypatch.setattr("fedcodist.algorithms.pools.fed_sdd.train_groups", watched)
     algorithm = sdd(num_models=2, measured=measured)
     images = {UNLABELLED: {"image": UNLABELLED_IMAGES}}
     data, key = jax.tree.map(jnp.asarray, resident_data(federated(), images)), jax.random.key(0)
