@@ -1,6 +1,7 @@
 """The launcher of many runs; every run of every config file is what its name says."""
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import sys
@@ -31,7 +32,8 @@ def load(path):
 
 def references_of(config):
     for name, value in config.items():
-        yield config.get_ref(name)
+        with contextlib.suppress(ValueError):  # of None, which is no placeholder
+            yield config.get_ref(name)
         if isinstance(value, ConfigDict):
             yield from references_of(value)
 
