@@ -48,7 +48,7 @@ OF_AUTHORS = {
             "party_metrics",
             "init_models",
         ),
-        *("party_predictors", "everybody", "sums"),
+        *("training_metrics", "party_predictors", "everybody", "sums"),
     ],
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [

@@ -78,7 +78,7 @@ _MODULE_OF = {
     "PoissonCohort": "algorithms.pools.cohorts",
     "Pool": "algorithms.pools.pool",
     "PrivacyBudget": "privacy.accounting",
-    "PublicAnswers": "algorithms.graph.decentralised_periodic_codistillation",
+    "PublicAnswers": "algorithms.graph.public_answers",
     "PublicBatches": "algorithms.parties.public_correlation",
     "Reduce": "core.aggregation",
     "ServerTraining": "algorithms.parties.prototypes",

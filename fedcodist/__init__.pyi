@@ -34,7 +34,6 @@ from fedcodist.algorithms.clients.scaffold import scaffold as scaffold
 from fedcodist.algorithms.graph.centralised import centralised as centralised
 from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg as decentralised_fed_avg
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import DecentralisedPeriodicHyper as DecentralisedPeriodicHyper
-from fedcodist.algorithms.graph.decentralised_periodic_codistillation import PublicAnswers as PublicAnswers
 from fedcodist.algorithms.graph.decentralised_periodic_codistillation import decentralised_periodic_codistillation as decentralised_periodic_codistillation
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper as LocalOnlyStepsHyper
 from fedcodist.algorithms.graph.local_only_steps import local_only_steps as local_only_steps
@@ -42,6 +41,7 @@ from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange as Checkp
 from fedcodist.algorithms.graph.mhd_losses import HeadDistillation as HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import MHDHyper as MHDHyper
 from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation as multi_headed_distillation
+from fedcodist.algorithms.graph.public_answers import PublicAnswers as PublicAnswers
 from fedcodist.algorithms.parties.alignment import Alignment as Alignment
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
 from fedcodist.algorithms.parties.ds_fl import ds_fl as ds_fl

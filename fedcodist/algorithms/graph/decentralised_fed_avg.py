@@ -16,14 +16,17 @@ import numpy as np
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper, train_alone
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, party_names
-from fedcodist.algorithms.parties.party import assemble, init_models
+from fedcodist.algorithms.parties.party import AfterRound, assemble, init_models
 from fedcodist.core.aggregation import as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.local_steps import StepTraining, check_step_training, start_learners
+from fedcodist.core.inputs import Round
+from fedcodist.core.local_steps import Learner, StepTraining, check_step_training, start_learners
 from fedcodist.core.method import PARTIES, FederatedAlgorithm
+
+PyTree = Any
 
 
 def decentralised_fed_avg(
@@ -66,10 +69,12 @@ def decentralised_fed_avg(
         graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)
 
-    def init(key):
+    def init(key: jax.Array) -> dict[str, Learner]:
         return start_learners(training, init_models(groups, key, same_start))
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, Learner], client_states: PyTree, round: Round, hyper: LocalOnlyStepsHyper
+    ) -> AfterRound:
         # Algorithm 1, ClientUpdate: u steps of each client.
         trained = train_alone(
             groups, training, num_rounds, state, round, hyper.learning_rate, execution
@@ -79,7 +84,7 @@ def decentralised_fed_avg(
         sizes = round.inputs.cohorts[PARTIES].sizes
         learns_from = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
 
-        def averaged(name, learner):
+        def averaged(name: str, learner: Learner) -> Learner:
             clients = groups[name].clients
             weights = learns_from[np.ix_(clients, clients)] * sizes[clients]
             weights = weights / jnp.sum(weights, axis=1, keepdims=True)
@@ -100,7 +105,9 @@ def decentralised_fed_avg(
     )
 
 
-def _communication(groups, edges) -> dict[str, Communication]:
+def _communication(
+    groups: Mapping[str, PartyGroup], edges: np.ndarray | None
+) -> dict[str, Communication]:
     """A mean over rounds: a server's one model each way, or one for each edge in the architecture."""
     communication = {}
     for name, names in party_names(groups).items():

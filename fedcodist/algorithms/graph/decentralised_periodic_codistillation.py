@@ -9,19 +9,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import train_alone
-from fedcodist.algorithms.parties.groups import (
-    PartyGroup,
-    check_groups,
-    check_no_gap,
-    check_widths,
-    party_names,
+from fedcodist.algorithms.graph.public_answers import (
+    PublicAnswers,
+    answers_communication,
+    are_due,
+    check_answers,
+    public_indices,
 )
-from fedcodist.algorithms.parties.party import PartyResult, assemble, init_models, run_parties
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, check_widths
+from fedcodist.algorithms.parties.open_examples import columns_of_round
+from fedcodist.algorithms.parties.party import (
+    AfterRound,
+    PartiesResult,
+    PartyResult,
+    PartyUpdate,
+    assemble,
+    init_models,
+    run_parties,
+)
 from fedcodist.algorithms.parties.shared_examples import (
     PUBLIC,
     inference,
@@ -30,31 +39,20 @@ from fedcodist.algorithms.parties.shared_examples import (
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import LARGEST_BATCH, check_integer, check_number
-from fedcodist.core.communication import Communication
+from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_steps import StepTraining, check_step_training, start_learners
+from fedcodist.core.local_steps import Learner, StepTraining, check_step_training, start_learners
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.shuffling import stream_positions
+from fedcodist.core.model import Model
 from fedcodist.distillation.loop import kl_divergence
 
-
-class PublicAnswers(NamedTuple):
-    """Which public examples clients answer, and when.
-
-    Attributes:
-      num_public: number of examples of the data set `public`.
-      examples: public ones of each codistillation, from an endless reshuffled stream.
-      period: rounds from one codistillation to the next.
-      inference_batch_size: examples per step while clients answer.
-    """
-
-    num_public: int
-    examples: int = 4096
-    period: int = 1
-    inference_batch_size: int = 500
+PyTree = Any
+Learners = dict[str, Learner]  # architecture -> leaves [group, ...]
+# A client, the answers that it learns [examples, classes], and whether anybody teaches it
+Pupil = tuple[Learner, jax.Array, jax.Array]
 
 
 class DecentralisedPeriodicHyper(NamedTuple):
@@ -102,35 +100,35 @@ def decentralised_periodic_codistillation(
     groups = check_groups(groups)
     check_step_training(training, num_rounds)
     check_training("distillation", distillation)
-    _check_numbers(answers, hyper)
+    check_answers(answers)
+    _check_floats(hyper)
     count = check_no_gap(groups)
     num_classes = _num_classes(groups)
     edges = graphs.adjacency(graph, count)
     graphs.check_neighbours(edges, name)
     edges = graphs.cut(edges, num_rounds)
 
-    def init(key):
+    def init(key: jax.Array) -> Learners:
         return start_learners(training, init_models(groups, key, same_start))
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: Learners, client_states: PyTree, round: Round, hyper: DecentralisedPeriodicHyper
+    ) -> AfterRound:
         # Algorithm 1, in every round: each model is trained, here by its client alone.
-        trained = train_alone(
-            groups, training, num_rounds, state, round, hyper.learning_rate, execution
-        )
-        public = round.inputs.examples[PUBLIC]
-        columns = {column: values[public.indices[0]] for column, values in public.columns.items()}
+        rate = hyper.learning_rate
+        trained = train_alone(groups, training, num_rounds, state, round, rate, execution)
+        columns = columns_of_round(round.inputs.examples[PUBLIC])
 
-        def answer(model, message, learner, data, key):
-            logits = inference(
-                model,
-                learner.variables,
-                shared_examples(columns, data),
-                distillation.preprocess,
-                answers.inference_batch_size,
-            )
+        def answer(
+            model: Model, message: None, learner: Learner, data: ClientData, key: jax.Array
+        ) -> PartyResult:
+            examples, size = shared_examples(columns, data), answers.inference_batch_size
+            logits = inference(model, learner.variables, examples, distillation.preprocess, size)
             return PartyResult(None, {}, reports=jax.nn.softmax(logits / hyper.temperature))
 
-        def learn(model, message, client, data, key):
+        def learn(
+            model: Model, message: None, client: Pupil, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             learner, target, has_teacher = client
             examples = shared_examples(columns | {"target": target}, data)
             examples = without_examples(examples, has_teacher)
@@ -138,11 +136,11 @@ def decentralised_periodic_codistillation(
             keep = lambda new, old: jnp.where(has_teacher, new, old)
             return PartyResult(jax.tree.map(keep, student, learner), {})
 
-        def run(update, states, purpose):
+        def run(update: PartyUpdate, states: Mapping[str, PyTree], purpose: str) -> PartiesResult:
             key = keys.derive(round.key, purpose, round.index)
             return run_parties(groups, update, None, states, round, key, execution)
 
-        def codistill(learners):
+        def codistill(learners: Learners) -> Learners:
             # Frozen copies of the models after this round's training answer.
             said = run(answer, learners, "answer").reports
             table = jnp.zeros((count, answers.examples, num_classes))
@@ -159,7 +157,7 @@ def decentralised_periodic_codistillation(
             return run(learn, clients, "codistillation").states
 
         # Algorithm 1, every `period` (p) rounds: codistillation.
-        is_due = _is_due(round.index, answers)
+        is_due = are_due(answers, round.index)
         learners = jax.lax.cond(is_due, codistill, lambda same: same, trained.states)
         return learners, client_states, trained.metrics
 
@@ -170,22 +168,19 @@ def decentralised_periodic_codistillation(
         init,
         round_,
         lambda state, architecture: state[architecture].variables,
-        _communication(groups, edges, num_rounds, answers, num_classes),
-        lambda round, key: {PUBLIC: _public_indices(answers, round, key)[None]},
+        answers_communication(groups, edges, num_rounds, answers, num_classes),
+        lambda round, key: {PUBLIC: public_indices(answers, round, key)[None]},
         {PUBLIC: answers.num_public},
     )
 
 
-def _check_numbers(answers, hyper):
-    for field in ("num_public", "period", "inference_batch_size"):
-        check_integer(field, getattr(answers, field), low=1)
-    check_integer("examples", answers.examples, low=1, high=LARGEST_BATCH)
+def _check_floats(hyper: DecentralisedPeriodicHyper) -> None:
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
     check_number("temperature", hyper.temperature, above=0)
 
 
-def _num_classes(groups):
+def _num_classes(groups: Mapping[str, PartyGroup]) -> int:
     """How many classes the models have, which must all have as many."""
     first, group = next(iter(groups.items()))
     num_classes = group.model.num_classes
@@ -193,23 +188,15 @@ def _num_classes(groups):
     return num_classes
 
 
-def _public_indices(answers, round, key):
-    """Indices of the public examples that clients answer in a round, int32 [examples]; else -1."""
-    first = jnp.asarray(round // answers.period, jnp.uint32) * answers.examples
-    draw = keys.derive(key, "public")
-    return jax.lax.cond(
-        _is_due(round, answers),
-        lambda: stream_positions(draw, first, answers.examples, answers.num_public),
-        lambda: jnp.full(answers.examples, -1, jnp.int32),
-    )
-
-
-def _is_due(round, answers):
-    """Whether clients teach each other at the end of a round: rounds p, 2 p, ... counted from 1."""
-    return (round + 1) % answers.period == 0
-
-
-def _student(model, distillation, training, learner, examples, key, hyper):
+def _student(
+    model: Model,
+    distillation: LocalTraining,
+    training: StepTraining,
+    learner: Learner,
+    examples: ClientData,
+    key: jax.Array,
+    hyper: DecentralisedPeriodicHyper,
+) -> Learner:
     """The learner after it minimised KL(target || its own) on answered examples."""
     divergence = kl_divergence("forward")
     variables = train_client(
@@ -224,27 +211,3 @@ def _student(model, distillation, training, learner, examples, key, hyper):
     # The student replaces the model, and the private optimizer's moments start afresh.
     moments = training.optimizer(0.0).init(variables.params)
     return learner._replace(variables=variables, optimizer_state=moments)
-
-
-def _communication(groups, edges, num_rounds, answers, num_classes):
-    """Answers on the edges of the rounds in which clients teach, and which examples they are of.
-
-    A mean over the run's rounds, rounded up.
-    """
-    times, number = num_rounds // answers.period, np.dtype(np.float32).itemsize
-    of_answers, indices = answers.examples * num_classes * number, answers.examples * number * times
-    teaching = edges * times
-    if edges.ndim == 3:
-        teaching = edges[answers.period - 1 :: answers.period].sum(axis=0)
-    num_received, num_sent = (teaching.sum(axis=axis) for axis in (1, 0))
-
-    def of_client(client):
-        down = int(num_received[client] * of_answers + indices)
-        up = int(num_sent[client] * of_answers)
-        return Communication(down=-(-down // num_rounds), up=-(-up // num_rounds))
-
-    return {
-        party: of_client(client)
-        for name, names in party_names(groups).items()
-        for client, party in zip(groups[name].clients, names, strict=True)
-    }

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartiesResult,
     PartyResult,
     assemble,
@@ -26,7 +27,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_steps import (
     CLIENT_STEPS,
     Learner,
@@ -36,6 +37,9 @@ from fedcodist.core.local_steps import (
     train_steps,
 )
 from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model
+
+PyTree = Any
 
 
 class LocalOnlyStepsHyper(NamedTuple):
@@ -80,13 +84,15 @@ def local_only_steps(
     if num_shared is not None:
         check_integer("num_shared", num_shared, low=1)
 
-    def init(key):
+    def init(key: jax.Array) -> dict[str, Learner]:
         return start_learners(training, init_models(groups, key, same_start))
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {} if num_shared is None else {SHARED: jnp.arange(num_shared)[None]}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, Learner], client_states: PyTree, round: Round, hyper: LocalOnlyStepsHyper
+    ) -> AfterRound:
         # Each client's steps on its own examples, or on everybody's. There is no exchange.
         shared = None if num_shared is None else round.inputs.examples[SHARED].columns
         trained = train_alone(
@@ -127,7 +133,9 @@ def train_alone(
       shared: columns on which all train in place of their own examples.
     """
 
-    def update(model, message, learner, data, key):
+    def update(
+        model: Model, message: None, learner: Learner, data: ClientData, key: jax.Array
+    ) -> PartyResult:
         if shared is not None:
             data = shared_examples(shared, data)
         learner, losses = train_steps(

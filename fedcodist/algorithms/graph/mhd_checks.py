@@ -63,7 +63,7 @@ def _outputs(group: PartyGroup, public: Mapping[str, Any], preprocess: Preproces
     """The shapes of a network's outputs on one public example."""
     batch = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in public.items()}
 
-    def outputs(batch):
+    def outputs(batch: dict[str, jax.Array]) -> Any:
         batch = preprocess(batch, jax.random.key(0), jnp.arange(1))
         return group.model.apply(group.model.init(jax.random.key(0)), batch)[0]
 

@@ -158,7 +158,7 @@ def exchange_schedule(
 
     num_slots = dict(zip(groups, slots_in_use.counts, strict=True))
 
-    def of_group(name, slot_of_client):
+    def of_group(name: str, slot_of_client: Mapping[int, int]) -> list[int]:
         members = groups[name].clients.tolist()
         return [slot_of_client.get(client, num_slots[name]) for client in members]
 
@@ -182,7 +182,7 @@ def first_banks(schedule: ExchangeSchedule, models: Mapping[str, PyTree]) -> dic
       models: architecture -> initial models, leaves [group, ...].
     """
 
-    def bank(name):
+    def bank(name: str) -> PyTree:
         zeros = lambda leaf: jnp.zeros((schedule.num_slots[name], *leaf.shape[1:]), leaf.dtype)
         return _put(jax.tree.map(zeros, models[name]), schedule.first_slot[name], models[name])
 

@@ -77,7 +77,7 @@ class HostBanks:
         """
         shapes = self._shapes[name]
 
-        def look(run, done, slot):
+        def look(run: jax.Array, done: jax.Array, slot: jax.Array) -> PyTree:
             return self._read(name, run, int(slot))
 
         return jax.pure_callback(
@@ -117,7 +117,9 @@ class HostBanks:
                 for index, run in enumerate(np.asarray(runs))
             }
 
-    def _write(self, run, slots, models):
+    def _write(
+        self, run: jax.Array, slots: dict[str, jax.Array], models: dict[str, PyTree]
+    ) -> np.int32:
         for name, leaves in self._of(run).items():
             places = np.asarray(slots[name])
             is_put = places < self._num_slots[name]
@@ -125,7 +127,7 @@ class HostBanks:
                 bank[places[is_put]] = np.asarray(new)[is_put]
         return np.int32(0)
 
-    def _read(self, name, run, slot):
+    def _read(self, name: str, run: jax.Array, slot: int) -> PyTree:
         shapes = self._shapes[name]
         if not self._num_slots[name]:
             return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
@@ -133,7 +135,7 @@ class HostBanks:
         leaves = [bank[slot] for bank in self._of(run)[name]]
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
-    def _of(self, run):
+    def _of(self, run: jax.Array) -> dict[str, list[np.ndarray]]:
         """The banks of a run, made when it is first met: several devices may ask at once."""
         key = tuple(np.asarray(run).tolist())
         with self._lock:

@@ -110,7 +110,7 @@ def distillation_gradient(
       key: of dropout and of random choices.
     """
 
-    def loss(params):
+    def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
         outputs, mutable = model.apply(
             Variables(params, variables.mutable),
             batch,

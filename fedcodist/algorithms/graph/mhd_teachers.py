@@ -21,6 +21,8 @@ from fedcodist.models.multi_headed import HeadedOutputs
 
 # (architecture, slot) -> a checkpoint
 Checkpoint = Callable[[str, jax.Array], Variables]
+# (entries [teachers, 2], batch, pupil's model, its variables) -> teachers' outputs [teachers, ...]
+Teach = Callable[[jax.Array, Batch, Model, Variables], HeadedOutputs]
 
 
 def exchanged(
@@ -52,14 +54,16 @@ def teaching(
     groups: Mapping[str, PartyGroup],
     schedule: ExchangeSchedule | None,
     checkpoint: Checkpoint | None,
-) -> Callable[[jax.Array, Batch, Model, Variables], HeadedOutputs]:
+) -> Teach:
     """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...].
 
     Teachers are in inference mode. `model` and `variables` are the pupil's, whose outputs have the same
     shape.
     """
 
-    def teach(entries, batch, model, variables):
+    def teach(
+        entries: jax.Array, batch: Batch, model: Model, variables: Variables
+    ) -> HeadedOutputs:
         shapes = jax.eval_shape(lambda: model.apply(variables, batch)[0])
         zeros = lambda *lead: jax.tree.map(
             lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), shapes
@@ -67,7 +71,7 @@ def teaching(
         if schedule is None or checkpoint is None:
             return zeros(0)
 
-        def outputs_of(name):
+        def outputs_of(name: str) -> Callable[[jax.Array, Batch], HeadedOutputs]:
             if not schedule.num_slots[name]:  # nobody's teacher, so no entry leads here
                 return lambda slot, batch: zeros()
             return lambda slot, batch: groups[name].model.apply(checkpoint(name, slot), batch)[0]

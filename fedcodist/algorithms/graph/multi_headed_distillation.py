@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist.algorithms.graph import graphs, mhd_costs, mhd_exchange
 from fedcodist.algorithms.graph.mhd_checks import check_networks
 from fedcodist.algorithms.graph.mhd_exchange import ExchangeSchedule
 from fedcodist.algorithms.graph.mhd_host_checkpoints import HostBanks
-from fedcodist.algorithms.graph.mhd_losses import (
-    DISTILLATION_LOSSES,
-    HeadDistillation,
-    distillation_gradient,
-)
+from fedcodist.algorithms.graph.mhd_losses import DISTILLATION_LOSSES, HeadDistillation
+from fedcodist.algorithms.graph.mhd_public_batches import public_indices, public_term
 from fedcodist.algorithms.graph.mhd_teachers import exchanged, teaching
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
@@ -29,10 +28,11 @@ from fedcodist.algorithms.parties.party import (
     run_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_steps import (
     CLIENT_STEPS,
     Learner,
@@ -42,8 +42,11 @@ from fedcodist.core.local_steps import (
     train_steps,
 )
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables
-from fedcodist.core.shuffling import stream_positions
+from fedcodist.core.model import Model, Variables
+
+PyTree = Any
+# A client's model, its buffer, and the indices of its public examples [steps, batch]
+Client = tuple[Learner, jax.Array, jax.Array]
 
 
 class MHDHyper(NamedTuple):
@@ -135,21 +138,24 @@ def multi_headed_distillation(
     sent = (training.steps, distillation, outputs, hyper.embedding_weight != 0)
     host_banks = HostBanks(schedule, groups) if schedule and is_on_host else None
 
-    def init(key):
+    def init(key: jax.Array) -> MHDState:
         return start(init_models(groups, key, same_start), training, schedule, is_on_host)
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         shape = (num_clients, training.steps, distillation.batch_size)
-        return {PUBLIC: _public_indices(key, round, shape, num_public)}
+        return {PUBLIC: public_indices(key, round, shape, num_public)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(state: MHDState, client_states: PyTree, round: Round, hyper: MHDHyper) -> AfterRound:
         # Every S_P steps a fresh checkpoint of a neighbour replaces one entry of each buffer.
         buffers, banks, checkpoint = exchanged(schedule, host_banks, state, round)
         teach = teaching(groups, schedule, checkpoint)
         public = round.inputs.examples[PUBLIC]
 
-        def update(model, message, client, data, key):
+        def update(
+            model: Model, message: None, client: Client, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             learner, buffer, indices = client
+            weights = (hyper.embedding_weight, hyper.head_weight)  # of equations 2 to 5
             # Equation 1: the main head's cross-entropy on a private batch, and the distillation losses
             # on a public one. One optimizer step for their sum.
             learner, losses = train_steps(
@@ -161,7 +167,7 @@ def multi_headed_distillation(
                 round.index,
                 num_rounds,
                 hyper.learning_rate,
-                _public_term(model, public.columns, indices, buffer, teach, distillation, hyper),
+                public_term(model, public.columns, indices, buffer, teach, distillation, weights),
                 DISTILLATION_LOSSES,
             )
             num_examples = training.steps * training.batch_size
@@ -211,7 +217,12 @@ def start(
     return MHDState(learners, jnp.asarray(schedule.first), banks)
 
 
-def _schedule(groups, edges, num_rounds, distillation) -> ExchangeSchedule | None:
+def _schedule(
+    groups: Mapping[str, PartyGroup],
+    edges: np.ndarray,
+    num_rounds: int,
+    distillation: HeadDistillation,
+) -> ExchangeSchedule | None:
     """Who gets whose checkpoint when; None where nobody teaches."""
     if not distillation.teachers:
         return None
@@ -223,36 +234,3 @@ def _schedule(groups, edges, num_rounds, distillation) -> ExchangeSchedule | Non
             f"{distillation.teachers}."
         )
     return mhd_exchange.exchange_schedule(groups, edges, size, num_rounds, exchange.seed)
-
-
-def _public_indices(key, round, shape, num_public):
-    """Indices of each client's public examples of a round, int32 [clients, steps, batch]."""
-    clients, steps, batch_size = shape
-
-    def indices(client):
-        return stream_positions(
-            keys.derive(key, "public", client),
-            jnp.asarray(round, jnp.uint32) * (steps * batch_size),
-            steps * batch_size,
-            num_public,
-        )
-
-    return jax.vmap(indices)(jnp.arange(clients)).reshape(shape)
-
-
-def _public_term(model, columns, indices, buffer, teach, distillation, hyper):
-    """Returns a step's second half, on a public batch, as `train_steps` wants it."""
-
-    def term(variables, step, index, key):
-        # A new batch in every step.
-        input_key, positions = keys.derive(key, "input"), jnp.arange(distillation.batch_size)
-        batch = batches.read(columns, indices[index], distillation.preprocess, input_key, positions)
-        # Delta random checkpoints of the buffer teach: the phi_j of equation 1.
-        drawn = jax.random.choice(
-            keys.derive(key, "teachers"), len(buffer), (distillation.teachers,), replace=False
-        )
-        teachers = teach(buffer[drawn], batch, model, variables)
-        weights = (hyper.embedding_weight, hyper.head_weight)  # of equations 2 to 5
-        return distillation_gradient(model, variables, batch, teachers, distillation, weights, key)
-
-    return term

@@ -19,11 +19,14 @@ from fedcodist.algorithms.parties.open_examples import (
     probabilities_communication,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
+    PartiesResult,
     PartyResult,
+    PartyUpdate,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import (
     PUBLIC,
@@ -36,8 +39,9 @@ from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.local_training import LocalTraining, TrainedClient, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Model, Variables, is_finite
 
@@ -99,24 +103,28 @@ def ds_fl(
     checked_size(open_examples)
     _check_floats_and_aggregation(hyper, aggregation)
 
-    def init(key):
+    def init(key: jax.Array) -> DSFLState:
         return DSFLState(init_models(groups, key), server.init(keys.derive(key, "init", SERVER)))
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: DSFLState, client_states: PyTree, round: Round, hyper: DSFLHyper
+    ) -> AfterRound:
         columns = columns_of_round(round.inputs.examples[PUBLIC])
 
         # Local training, then probabilities of the open examples, which the party sends.
-        def train(model, message, variables, data, key):
+        def train(
+            model: Model, message: None, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             examples, size = shared_examples(columns, data), open_examples.inference_batch_size
             logits = inference(model, trained.variables, examples, distillation.preprocess, size)
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, jax.nn.softmax(logits))
 
         # Distillation: the cross-entropy with the target on the open examples.
-        def learn(model, variables, examples, key):
+        def learn(
+            model: Model, variables: Variables, examples: ClientData, key: jax.Array
+        ) -> TrainedClient:
             return train_client(
                 model,
                 distillation,
@@ -127,13 +135,17 @@ def ds_fl(
                 loss_hook=soft_cross_entropy,
             )
 
-        def learn_as_party(model, target, variables, data, key):
+        def learn_as_party(
+            model: Model, target: jax.Array, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             examples = shared_examples(columns | {"target": target}, data)
             taught = learn(model, variables, examples, key)
             metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
             return PartyResult(taught.variables, metrics)
 
-        def run(update, message, models, purpose):
+        def run(
+            update: PartyUpdate, message: PyTree, models: Mapping[str, Variables], purpose: str
+        ) -> PartiesResult:
             key = keys.derive(round.key, purpose, round.index)
             return run_parties(groups, update, message, models, round, key, execution, reduce)
 

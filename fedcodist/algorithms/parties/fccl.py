@@ -14,11 +14,12 @@ import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.public_correlation import (
     PublicBatches,
@@ -34,6 +35,7 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import (
     LocalTraining,
@@ -41,7 +43,7 @@ from fedcodist.core.local_training import (
     train_client,
 )
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.loop import frozen, kl_divergence
 
 PyTree = Any
@@ -122,16 +124,18 @@ def fccl(
     for field, value in hyper._asdict().items():
         check_number(field, value, low=0)
 
-    def init(key):
+    def init(key: jax.Array) -> FCCLState:
         models = init_models(groups, key)
         return FCCLState(
             {name: FCCLParty(values, values, values) for name, values in models.items()}
         )
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {PUBLIC: public_order(keys.derive(key, PUBLIC, round), public)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FCCLState, client_states: PyTree, round: Round, hyper: FCCLHyper
+    ) -> AfterRound:
         parties = _begun(state.models, round.index)
         # Learning from others: on every public batch parties answer, and learn the mean answer.
         models = {name: party.variables for name, party in parties.items()}
@@ -139,7 +143,9 @@ def fccl(
         parties = {name: parties[name]._replace(variables=models[name]) for name in parties}
 
         # Being oneself: CE + KL(last || model) + KL(first || model) on private examples.
-        def train(model, message, party, data, key):
+        def train(
+            model: Model, message: None, party: FCCLParty, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             trained = train_client(
                 model,
                 training,
@@ -149,9 +155,7 @@ def fccl(
                 hyper.learning_rate,
                 loss_hook=dual_loss(model, party, hyper),
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             after = party._replace(variables=trained.variables, last=trained.variables)
             return PartyResult(after, metrics)
 
@@ -179,7 +183,7 @@ def dual_loss(model: Model, party: FCCLParty, hyper: FCCLHyper) -> Any:
     divergence = kl_divergence("forward")
     last, first = frozen(model, party.last), frozen(model, party.first)
 
-    def loss(outputs, batch):
+    def loss(outputs: Any, batch: Batch) -> jax.Array:
         logits = logits_of(outputs)
         of_last = divergence(logits, jax.nn.softmax(last(batch)))
         of_first = divergence(logits, jax.nn.softmax(first(batch)))

@@ -15,12 +15,13 @@ import numpy as np
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
     sums,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
@@ -31,12 +32,12 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.loop import Divergence, kl_divergence, softened, softened_target
 
 PyTree = Any
@@ -150,28 +151,30 @@ def fd(
     check_number("temperature", hyper.temperature, above=0)
     reduce = sums() if reduce is None else reduce
 
-    def nothing(*leading):
+    def nothing(*leading: int) -> LabelMeans:
         return LabelMeans(
             jnp.zeros((*leading, num_classes, num_classes)), jnp.zeros((*leading, num_classes))
         )
 
-    def init(key):
+    def init(key: jax.Array) -> FDState:
         parties = {
             architecture: FDParty(variables, nothing(len(groups[architecture].clients)))
             for architecture, variables in init_models(groups, key).items()
         }
         return FDState(parties, nothing())
 
-    def round_(state, client_states, round, hyper):
+    def round_(state: FDState, client_states: PyTree, round: Round, hyper: FDHyper) -> AfterRound:
         away = distance_of(variant.divergence, hyper.temperature)
 
-        def update(model, total, party, data, key):
+        def update(
+            model: Model, total: LabelMeans, party: FDParty, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             # G: the mean outputs of each label over the other parties that have it.
             own = jax.tree.map(jnp.zeros_like, party.sent) if variant.own_share else party.sent
             others = of_others(total, own)
 
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
-            def loss(outputs, batch):
+            def loss(outputs: Any, batch: Batch) -> jax.Array:
                 labels = class_labels(batch["label"], num_classes)
                 distance = away(logits_of(outputs), others.logits[labels])
                 regulariser = others.has_label[labels] * distance
@@ -188,9 +191,7 @@ def fd(
                 means = label_means(model, trained.variables, data, num_classes, training, size)
             if reduce.bound is not None:  # what it will subtract is what is summed of it
                 means = reduce.bound(means)
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(FDParty(trained.variables, means), metrics, means)
 
         key = keys.derive(round.key, "client_update", round.index)

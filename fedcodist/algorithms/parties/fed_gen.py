@@ -21,11 +21,12 @@ from fedcodist.algorithms.parties.head_generator import (
     with_generated_loss,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_heads import (
     check_shared_heads,
@@ -40,7 +41,7 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import (
     LocalTraining,
@@ -50,10 +51,12 @@ from fedcodist.core.local_training import (
     train_client,
 )
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.headed import split_head
 
 PyTree = Any
+# The generator's parameters, and p(y)
+FromServer = tuple[PyTree, jax.Array]
 
 
 class FedGenState(NamedTuple):
@@ -135,7 +138,7 @@ def fed_gen(
     for field, value in hyper._asdict().items():
         check_number(field, value, low=0)
 
-    def init(key):
+    def init(key: jax.Array) -> FedGenState:
         params = init_generator(generator, width, classes, keys.derive(key, "init", "generator"))
         optimizer_state = lasting_state("generator.optimizer", generator.optimizer, params)
         # Algorithm 1, line 1: p(y) is uniform.
@@ -143,27 +146,29 @@ def fed_gen(
         models = with_first_head(groups, init_models(groups, key))
         return FedGenState(models, params, optimizer_state, shares)
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FedGenState, client_states: PyTree, round: Round, hyper: FedGenHyper
+    ) -> AfterRound:
         generated_weight = jnp.where(round.index < warm_up, 0.0, hyper.generated_weight)
 
         # Algorithm 1, lines 4-12: every user trains, with generated embeddings.
-        def update(model, server, variables, data, key):
+        def update(
+            model: Model, server: FromServer, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             size = generator.generated or batch_size_for(training.batch_size, data.capacity)
             params, shares = server
 
-            def of_generated(head, key):
+            def of_generated(head: PyTree, key: jax.Array) -> jax.Array:
                 return generated_loss(generator, params, head, shares, size, key)
 
             # Equation 5: cross-entropy of the batch, and of as many generated embeddings.
-            def loss(outputs, batch):
+            def loss(outputs: tuple[Any, jax.Array], batch: Batch) -> jax.Array:
                 own, generated = outputs
                 return checked_loss(model.loss, own, batch) + generated_weight * generated
 
             learner, rate = with_generated_loss(model, of_generated), hyper.learning_rate
             trained = train_client(learner, training, variables, data, key, rate, loss_hook=loss)
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             # Line 11: the user sends its head and its label counter.
             _, head = split_head(trained.variables.params)
             weight = jnp.maximum(data.size, 1) if weighted else 1

@@ -19,11 +19,12 @@ from fedcodist.algorithms.parties.groups import (
     same_for_all,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
     ServerTraining,
@@ -41,9 +42,10 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables, cross_entropy, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, cross_entropy, variable_shapes
 from fedcodist.models.headed import apply_head, split_head, with_head
 
 PyTree = Any
@@ -125,12 +127,16 @@ def fed_gh(
     first = next(iter(groups.values())).model
     head_model = model_of_head(first)
 
-    def init(key):
+    def init(key: jax.Array) -> FedGHState:
         head = head_model.init(keys.derive(key, "init", SERVER)).params
         return FedGHState(init_models(groups, key), head)
 
-    def round_(state, client_states, round, hyper):
-        def update(model, head, variables, data, key):
+    def round_(
+        state: FedGHState, client_states: PyTree, round: Round, hyper: FedGHHyper
+    ) -> AfterRound:
+        def update(
+            model: Model, head: PyTree, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             # The global head takes the place of the party's, as soon as the server has trained it.
             body, own_head = split_head(variables.params)
             is_trained = round.index > 0
@@ -144,9 +150,7 @@ def fed_gh(
                     model, trained.variables, data, num_classes, training, inference_batch_size
                 )
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=means)
 
         key = keys.derive(round.key, "client_update", round.index)
@@ -164,7 +168,7 @@ def fed_gh(
 
     names = party_names(groups)
 
-    def evaluated(state, architecture):
+    def evaluated(state: FedGHState, architecture: str) -> Variables:
         own = state.models[architecture]
         if predict_by == OWN_HEAD:
             return own
@@ -181,10 +185,10 @@ def fed_gh(
 def model_of_head(network: Model) -> Model:
     """The head of a `headed` network as a model of its own, which reads a batch's `embedding`."""
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         return Variables(split_head(network.init(key).params)[1], {})
 
-    def apply(variables, batch, **_):
+    def apply(variables: Variables, batch: Batch, **_: Any) -> tuple[jax.Array, PyTree]:
         return apply_head(variables.params, batch["embedding"]), variables.mutable
 
     return Model(init, apply, cross_entropy, {}, network.num_classes)

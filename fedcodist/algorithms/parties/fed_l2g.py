@@ -18,12 +18,13 @@ from fedcodist.algorithms.parties.guiding_vectors import (
     study_and_quiz,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
     sums,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import without_examples
 from fedcodist.core import keys
@@ -32,6 +33,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import (
     LocalTraining,
@@ -40,7 +42,7 @@ from fedcodist.core.local_training import (
     train_client,
 )
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Model, Variables
 from fedcodist.models.headed import check_heads, embedding_of
 
 PyTree = Any
@@ -124,7 +126,7 @@ def fed_l2g(
         check_number(field, value, low=0)
     reduce = sums() if reduce is None else reduce
 
-    def init(key):
+    def init(key: jax.Array) -> FedL2GState:
         vectors = jax.random.normal(keys.derive(key, "init", "vectors"), (num_classes, width))
         parties = {
             architecture: FedL2GParty(
@@ -134,10 +136,14 @@ def fed_l2g(
         }
         return FedL2GState(parties, vectors)
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FedL2GState, client_states: PyTree, round: Round, hyper: FedL2GHyper
+    ) -> AfterRound:
         trains = round.index >= warm_up
 
-        def update(model, vectors, party, data, key):
+        def update(
+            model: Model, vectors: jax.Array, party: FedL2GParty, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             quiz_key = keys.derive(round.key, "quiz", party.number)
             study, quiz = study_and_quiz(data, quiz_size, quiz_key)
 
@@ -159,9 +165,7 @@ def fed_l2g(
                 *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
                 *(hyper.weight, hyper.study_learning_rate, key),
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(party._replace(variables=trained.variables), metrics, gradients)
 
         key = keys.derive(round.key, "client_update", round.index)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.parties.alignment import (
@@ -22,6 +21,7 @@ from fedcodist.algorithms.parties.alignment import (
     scores_communication,
     sent,
 )
+from fedcodist.algorithms.parties.digest_and_revisit import Party, digest_and_revisit
 from fedcodist.algorithms.parties.groups import (
     PartyGroup,
     all_clients,
@@ -31,10 +31,12 @@ from fedcodist.algorithms.parties.groups import (
     same_for_all,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
+    PartiesResult,
     PartyResult,
+    PartyUpdate,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, shared_examples
@@ -43,32 +45,19 @@ from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
-from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import (
-    LocalTraining,
-    TrainedClient,
-    check_training,
-    lasting_state,
-    train_client,
-)
+from fedcodist.core.inputs import ClientData, Round
+from fedcodist.core.local_training import LocalTraining, check_training, lasting_state
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
+# A party's model, and its weight in the consensus
+Sender = tuple[Variables, jax.Array]
 
 
 def keras_adam(learning_rate: Any) -> optax.GradientTransformation:
     """Adam with Keras' epsilon, as in the released code."""
     return optax.adam(learning_rate, eps=1e-7)
-
-
-class Party(NamedTuple):
-    """What a party has: its model, and its two optimizers, which go on over all rounds."""
-
-    variables: Variables
-    digest_state: PyTree
-    revisit_state: PyTree
 
 
 class FedMDHyper(NamedTuple):
@@ -134,26 +123,35 @@ def fed_md(
     check_number("hyper.temperature", hyper.temperature, above=0)
     weights = checked_weights(hyper.weights, len(all_clients(groups)))
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {PUBLIC: aligned_indices(alignment, round, key)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, Party], client_states: PyTree, round: Round, hyper: FedMDHyper
+    ) -> AfterRound:
         public = aligned_columns(alignment, round.inputs.examples[PUBLIC])
 
         scores = exchanged_scores(alignment, hyper.temperature)
 
-        def communicate(model, message, sender, data, key):
+        def communicate(
+            model: Model, message: None, sender: Sender, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             variables, weight = sender
             examples, size = shared_examples(public, data), alignment.inference_batch_size
             return sent(model, variables, weight, examples, digest, size, scores)
 
-        def learn(model, consensus, party, data, key):
+        def learn(
+            model: Model, consensus: jax.Array, party: Party, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             examples = shared_examples(public | {"consensus": consensus}, data)
+            rates = (hyper.digest_learning_rate, hyper.revisit_learning_rate)
             return digest_and_revisit(
-                model, party, examples, data, key, digest, revisit, gradient_hook, hyper, scores
+                model, party, examples, data, key, digest, revisit, gradient_hook, rates, scores
             )
 
-        def run(update, message, states, purpose):
+        def run(
+            update: PartyUpdate, message: PyTree, states: Mapping[str, PyTree], purpose: str
+        ) -> PartiesResult:
             key = keys.derive(round.key, purpose, round.index)
             return run_parties(groups, update, message, states, round, key, execution, reduce)
 
@@ -195,7 +193,7 @@ def start(
         revisit, as in the released code; fresh ones where not given.
     """
 
-    def fresh(name, training, params):
+    def fresh(name: str, training: LocalTraining, params: PyTree) -> PyTree:
         first = functools.partial(lasting_state, f"{name}.optimizer", training.optimizer)
         return jax.vmap(first)(params)
 
@@ -207,53 +205,3 @@ def start(
         digest_state = fresh("digest", digest, params)
         parties[name] = Party(Variables(params, mutable), digest_state, revisit_state)
     return parties
-
-
-def digest_and_revisit(
-    model: Model,
-    party: Party,
-    public: ClientData,
-    private: ClientData,
-    key: jax.Array,
-    digest: LocalTraining,
-    revisit: LocalTraining,
-    gradient_hook: Callable[[PyTree, PyTree], PyTree],
-    hyper: FedMDHyper,
-    scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> PartyResult:
-    """A party's learning: the consensus on public examples first, then its private examples."""
-
-    def error(outputs, batch):
-        return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
-
-    def train(training, variables, examples, purpose, rate, loss_hook, state):
-        if training.epochs == 0:
-            nothing = jnp.zeros((), jnp.int32)
-            return TrainedClient(variables, nothing, jnp.zeros(()), nothing, state)
-        own_key = keys.derive(key, purpose)
-        return train_client(
-            model, training, variables, examples, own_key, rate, gradient_hook, loss_hook, state
-        )
-
-    # Algorithm 1, "Digest": the model approaches the consensus on the public examples.
-    rate, state = hyper.digest_learning_rate, party.digest_state
-    digested = train(digest, party.variables, public, "digest", rate, error, state)
-    # Algorithm 1, "Revisit": it trains on its own examples.
-    rate, state = hyper.revisit_learning_rate, party.revisit_state
-    revisited = train(revisit, digested.variables, private, "revisit", rate, None, state)
-    metrics = party_metrics(
-        revisited.variables,
-        digested.num_steps + revisited.num_steps,
-        revisited.num_examples,
-        digest_loss=digested.loss,
-        loss=revisited.loss,
-    )
-    after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
-    return PartyResult(after, metrics)
-
-
-def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
-    """The digest's loss per example, the mean over classes; of [batch, classes] both."""
-    difference = scores - consensus
-    # Not abs, whose gradient JAX takes to be 1 where the difference is 0; Keras' is 0, and so is this.
-    return jnp.mean(difference * jax.lax.stop_gradient(jnp.sign(difference)), axis=-1)

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce, as_stored
@@ -25,11 +26,12 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.joint_model import joint_model
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.models.headed import HEAD, apply_head, check_heads, embedding_of
 
 PyTree = Any
@@ -108,7 +110,7 @@ def fed_mrl(
         for architecture, group in groups.items()
     }
 
-    def init(key):
+    def init(key: jax.Array) -> FedMRLState:
         projector = _first_projector(keys.derive(key, "init", PROJECTOR), small_width, own_width)
         parties = {}
         for architecture, variables in init_models(groups, key).items():
@@ -116,8 +118,12 @@ def fed_mrl(
             parties[architecture] = FedMRLParty(variables, _repeated(projector, count))
         return FedMRLState(parties, small.init(keys.derive(key, "init", SHARED)))
 
-    def round_(state, client_states, round, hyper):
-        def update(model, shared, party, data, key):
+    def round_(
+        state: FedMRLState, client_states: PyTree, round: Round, hyper: FedMRLHyper
+    ) -> AfterRound:
+        def update(
+            model: Model, shared: Variables, party: FedMRLParty, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             # The party takes the small model; its own network, the small one and the projector learn
             # from both heads' losses.
             trained = train_client(
@@ -131,9 +137,7 @@ def fed_mrl(
             )
             params, mutable = trained.variables
             own = FedMRLParty(Variables(params[OWN], mutable[OWN]), params[PROJECTOR])
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             # The small model goes back to the server, weighted by the party's examples.
             sends = Variables(params[SHARED], mutable[SHARED])
             return PartyResult(own, metrics, sends, data.size if weighted else 1.0)
@@ -145,7 +149,7 @@ def fed_mrl(
         mean = jax.tree.map(as_stored, result.aggregate.pseudo_gradient, state.shared)
         return FedMRLState(result.states, mean), client_states, result.metrics
 
-    def variables(state, architecture):
+    def variables(state: FedMRLState, architecture: str) -> Variables:
         # A party predicts with the newest small model.
         count = len(groups[architecture].clients)
         return _joined(state.models[architecture], _repeated(state.shared, count))
@@ -171,7 +175,7 @@ def matryoshka(own: Model, small: Model, small_width: int) -> Model:
     """
     both = joint_model({OWN: own, SHARED: small}, own.loss)
 
-    def apply(variables, batch, **arguments):
+    def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[LayerOutputs, PyTree]:
         params = variables.params
         outputs, mutable = both.apply(variables, batch, **arguments)
         # The small network's embedding comes first, so that its own entries do.
@@ -187,7 +191,7 @@ def matryoshka(own: Model, small: Model, small_width: int) -> Model:
 def matryoshka_loss(own: Any, small: Any, hyper: FedMRLHyper) -> Any:
     """The weighted sum of both heads' losses per example, of the outputs of `matryoshka`."""
 
-    def loss(outputs, batch):
+    def loss(outputs: LayerOutputs, batch: Batch) -> jax.Array:
         of_shared = LayerOutputs(outputs.hidden[0], outputs.hidden[1:])
         labels = hyper.own_weight * checked_loss(own, outputs, batch)
         return labels + hyper.shared_weight * checked_loss(small, of_shared, batch)

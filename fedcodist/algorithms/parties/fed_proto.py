@@ -7,16 +7,18 @@ https://arxiv.org/abs/2105.00243.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
     sums,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
     PREDICT_BY,
@@ -38,10 +40,12 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Model, Variables
 
+PyTree = Any
 BY_EXAMPLES, BY_PARTIES = WEIGHTINGS = ("examples", "parties")
 
 
@@ -117,11 +121,19 @@ def fed_proto(
     check_number("weight", hyper.weight, low=0)
     reduce = sums() if reduce is None else reduce
 
-    def init(key):
+    def init(key: jax.Array) -> FedProtoState:
         return FedProtoState(init_models(groups, key), no_prototypes(num_classes, width))
 
-    def round_(state, client_states, round, hyper):
-        def update(model, prototypes, variables, data, key):
+    def round_(
+        state: FedProtoState, client_states: PyTree, round: Round, hyper: FedProtoHyper
+    ) -> AfterRound:
+        def update(
+            model: Model,
+            prototypes: Prototypes,
+            variables: Variables,
+            data: ClientData,
+            key: jax.Array,
+        ) -> PartyResult:
             # LocalUpdate of Algorithm 1: the loss of labels, and lambda times the distance.
             loss = pulled(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
@@ -131,9 +143,7 @@ def fed_proto(
             own = class_sums(
                 model, trained.variables, data, num_classes, training, inference_batch_size
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, sends=sent(own, weighting))
 
         key = keys.derive(round.key, "client_update", round.index)

@@ -18,11 +18,12 @@ from fedcodist.algorithms.parties.groups import (
     same_for_all,
 )
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
     PREDICT_BY,
@@ -47,9 +48,10 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.headed import apply_head
 
 PyTree = Any
@@ -127,15 +129,24 @@ def fed_tgp(
     check_choice("margin", margin, MARGINS)
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)
-    _check_floats(hyper)
+    for field, value in hyper._asdict().items():
+        check_number(field, value, low=0)
     generator = generator_of(num_classes, width)
 
-    def init(key):
+    def init(key: jax.Array) -> FedTGPState:
         start = generator.init(keys.derive(key, "init", SERVER)).params
         return FedTGPState(init_models(groups, key), start, no_prototypes(num_classes, width))
 
-    def round_(state, client_states, round, hyper):
-        def update(model, prototypes, variables, data, key):
+    def round_(
+        state: FedTGPState, client_states: PyTree, round: Round, hyper: FedTGPHyper
+    ) -> AfterRound:
+        def update(
+            model: Model,
+            prototypes: Prototypes,
+            variables: Variables,
+            data: ClientData,
+            key: jax.Array,
+        ) -> PartyResult:
             # A client's loss: that of labels, and lambda times the distance to global prototypes.
             loss = pulled(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
@@ -145,9 +156,7 @@ def fed_tgp(
             sums = class_sums(
                 model, trained.variables, data, num_classes, training, inference_batch_size
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=prototypes_of(sums))
 
         key = keys.derive(round.key, "client_update", round.index)
@@ -217,7 +226,7 @@ def generator_of(num_classes: int, width: int) -> Model:
     embeddings' width; `generated` makes prototypes of them.
     """
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         draw = lambda part: keys.derive(key, part)
         layer = lambda part: {
             "kernel": jax.nn.initializers.lecun_normal()(draw(part), (width, width)),
@@ -227,7 +236,7 @@ def generator_of(num_classes: int, width: int) -> Model:
         params = {"vectors": vectors, "hidden": layer("hidden"), "output": layer("output")}
         return Variables(params, {})
 
-    def apply(variables, batch, **_):
+    def apply(variables: Variables, batch: Batch, **_: Any) -> tuple[jax.Array, PyTree]:
         return euclidean(batch["embedding"], generated(variables.params)), variables.mutable
 
     loss = lambda distances, batch: contrastive_loss(distances, batch["label"], jnp.zeros(()))
@@ -245,10 +254,3 @@ def euclidean(ones: jax.Array, others: jax.Array) -> jax.Array:
     squared = jnp.sum((ones[:, None] - others) ** 2, axis=-1)
     is_zero = squared == 0
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squared)))
-
-
-def _check_floats(hyper: FedTGPHyper) -> None:
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("weight", hyper.weight, low=0)
-    check_number("server_learning_rate", hyper.server_learning_rate, low=0)
-    check_number("margin_threshold", hyper.margin_threshold, low=0)

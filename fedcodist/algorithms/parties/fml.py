@@ -11,11 +11,12 @@ import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce, as_stored
@@ -24,11 +25,12 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.joint_model import joint_model
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.distillation.loop import kl_divergence
 
 PyTree = Any
@@ -96,11 +98,13 @@ def fml(
     check_number("own_weight", hyper.own_weight, low=0, high=1)
     check_number("meme_weight", hyper.meme_weight, low=0, high=1)
 
-    def init(key):
+    def init(key: jax.Array) -> FMLState:
         return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))
 
-    def round_(state, client_states, round, hyper):
-        def update(model, shared, own, data, key):
+    def round_(state: FMLState, client_states: PyTree, round: Round, hyper: FMLHyper) -> AfterRound:
+        def update(
+            model: Model, shared: Variables, own: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             # Fork: the party's copy of the meme is what it receives. Then both models learn, L_local
             # and L_meme, on the same batches.
             trained = train_client(
@@ -118,9 +122,7 @@ def fml(
                 Variables(trained.variables.params[part], trained.variables.mutable[part])
                 for part in (OWN, MEME)
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             return PartyResult(own_after, metrics, sends=meme_after)
 
         key = keys.derive(round.key, "client_update", round.index)
@@ -156,7 +158,7 @@ def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> A
     """The loss of both models per example: labels by their weights, each other by what is left."""
     divergence = kl_divergence("forward")
 
-    def loss(outputs, batch):
+    def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:
         logits = {part: logits_of(outputs[part]) for part in (OWN, MEME)}
         target = {part: jax.nn.softmax(jax.lax.stop_gradient(logits[part])) for part in (OWN, MEME)}
         labels = own_weight * checked_loss(own.loss, outputs[OWN], batch)

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import batches, keys
-from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.example_losses import Loss, checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.shuffling import permuted_positions
+
+PyTree = Any
 
 
 class LabelSlopes(NamedTuple):
@@ -55,7 +57,7 @@ def study_and_quiz(
 def guided_loss(model: Model, vectors: jax.Array, of: Any, weight: Any) -> Any:
     """(outputs, batch) -> CE + weight MSE(output, v_y) per example, a mean over the output's entries."""
 
-    def loss(outputs, batch):
+    def loss(outputs: Any, batch: Batch) -> jax.Array:
         labels = class_labels(batch["label"], len(vectors))
         distance = jnp.mean((of(outputs) - vectors[labels]) ** 2, axis=-1)
         return checked_loss(model.loss, outputs, batch) + weight * distance
@@ -83,7 +85,9 @@ def guiding_gradients(
     studied, study_mask = _all_of(study, training, keys.derive(key, "study_input"))
     asked, quiz_mask = _all_of(quiz, training, keys.derive(key, "quiz_input"))
 
-    def mean_loss(params, batch, mask, loss, purpose):
+    def mean_loss(
+        params: PyTree, batch: Batch, mask: jax.Array, loss: Loss, purpose: str
+    ) -> jax.Array:
         outputs, _ = model.apply(
             Variables(params, variables.mutable),
             batch,
@@ -94,7 +98,7 @@ def guiding_gradients(
         per_example = checked_loss(loss, outputs, batch)
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1)
 
-    def study_loss(params, vectors):
+    def study_loss(params: PyTree, vectors: jax.Array) -> jax.Array:
         loss = guided_loss(model, vectors, of, weight)
         return mean_loss(params, studied, study_mask, loss, "study_dropout")
 
@@ -103,7 +107,7 @@ def guiding_gradients(
     stepped = jax.tree.map(lambda p, g: p - learning_rate * g, params, step)
     towards = jax.grad(mean_loss)(stepped, asked, quiz_mask, model.loss, "quiz_dropout")
 
-    def along(vectors):
+    def along(vectors: jax.Array) -> jax.Array:
         return optax.tree.vdot(towards, jax.grad(study_loss)(params, vectors))
 
     slopes = -learning_rate * jax.grad(along)(vectors)

@@ -10,7 +10,7 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.local_training import OptimizerFactory, check_factory
-from fedcodist.core.model import Model
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.embedding_generator import EmbeddingGenerator, diversity
 from fedcodist.models.headed import HEAD, apply_head
 
@@ -99,10 +99,19 @@ def with_generated_loss(model: Model, loss: Callable[[PyTree, jax.Array], jax.Ar
       loss: (head, key) -> scalar.
     """
 
-    def apply(variables, batch, *, train=False, key=None, **arguments):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        **arguments: Any,
+    ) -> tuple[Any, PyTree]:
         outputs, mutable = model.apply(variables, batch, train=train, key=key, **arguments)
         if not train:
             return outputs, mutable
+        if key is None:
+            raise ValueError("key must be given in training, where it draws generated embeddings.")
         return (outputs, loss(variables.params[HEAD], keys.derive(key, "generated"))), mutable
 
     return model._replace(apply=apply)
@@ -131,10 +140,12 @@ def train_generator(
     """
     optimizer = settings.optimizer(hyper.generator_learning_rate)
 
-    def step(carry, index):
+    def step(
+        carry: tuple[PyTree, PyTree], index: jax.Array
+    ) -> tuple[tuple[PyTree, PyTree], jax.Array]:
         params, optimizer_state = carry
 
-        def loss(params):
+        def loss(params: PyTree) -> jax.Array:
             own = keys.derive(key, index)
             size, weight = settings.batch_size, hyper.diversity_weight
             return generated_loss(settings, params, head, label_shares, size, own, weight)

@@ -53,7 +53,7 @@ def updated_coefficients(
     """
     shares = sizes / jnp.maximum(jnp.sum(sizes), 1)
 
-    def objective(coefficients):
+    def objective(coefficients: jax.Array) -> jax.Array:
         mixtures = jnp.tensordot(coefficients, predictions, axes=1)
         off = (coefficients - 1 / len(sizes)) ** 2
         if settings.loss == "mse":

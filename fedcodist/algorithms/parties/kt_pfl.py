@@ -30,24 +30,30 @@ from fedcodist.algorithms.parties.open_examples import (
 )
 from fedcodist.algorithms.parties.party import (
     PARTIES,
+    AfterRound,
+    PartiesResult,
     PartyResult,
+    PartyUpdate,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, inference, shared_examples
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables, is_finite
+from fedcodist.core.model import Batch, Model, Variables, is_finite
 from fedcodist.distillation.loop import kl_divergence, softened
 
 PyTree = Any
+# A party's model, and the mixture of predictions that it learns
+Pupil = tuple[Variables, jax.Array]
 
 
 class KTpFLState(NamedTuple):
@@ -124,30 +130,34 @@ def kt_pfl(
     _check_floats(hyper)
     count = len(all_clients(groups))
 
-    def init(key):
+    def init(key: jax.Array) -> KTpFLState:
         return KTpFLState(init_models(groups, key), jnp.full((count, count), 1 / count))
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: KTpFLState, client_states: PyTree, round: Round, hyper: KTpFLHyper
+    ) -> AfterRound:
         columns = columns_of_round(round.inputs.examples[PUBLIC])
         sizes = round.inputs.cohorts[PARTIES].sizes
         divergence = softened(kl_divergence("forward"), hyper.temperature, scaled=False)
 
         # Local training, then soft predictions of the open examples, which the party sends.
-        def train(model, message, variables, data, key):
+        def train(
+            model: Model, message: None, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             examples, size = shared_examples(columns, data), open_examples.inference_batch_size
             logits = inference(model, trained.variables, examples, distillation.preprocess, size)
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             soft = jax.nn.softmax(logits / hyper.temperature)
             return PartyResult(trained.variables, metrics, reports=soft)
 
         # Distillation: KL of the party's own soft predictions from its mixture.
-        def learn(model, message, party, data, key):
+        def learn(
+            model: Model, message: None, party: Pupil, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             variables, mixture = party
 
-            def loss(outputs, batch):
+            def loss(outputs: Any, batch: Batch) -> jax.Array:
                 return divergence(logits_of(outputs), batch["mixture"])
 
             examples = shared_examples(columns | {"mixture": mixture}, data)
@@ -158,7 +168,7 @@ def kt_pfl(
             metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
             return PartyResult(taught.variables, metrics)
 
-        def run(update, models, purpose):
+        def run(update: PartyUpdate, models: Mapping[str, PyTree], purpose: str) -> PartiesResult:
             key = keys.derive(round.key, purpose, round.index)
             return run_parties(groups, update, None, models, round, key, execution)
 

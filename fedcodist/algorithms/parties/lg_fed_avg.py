@@ -7,13 +7,16 @@ Federated Learning with Local and Global Representations", 2020, https://arxiv.o
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
+
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.shared_heads import (
     check_shared_heads,
@@ -27,8 +30,10 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.model import Model, Variables
 from fedcodist.models.headed import split_head
 
 PyTree = Any
@@ -75,13 +80,15 @@ def lg_fed_avg(
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)
 
-    def round_(state, client_states, round, hyper):
-        def update(model, message, variables, data, key):
+    def round_(
+        state: dict[str, Variables], client_states: PyTree, round: Round, hyper: LGFedAvgHyper
+    ) -> AfterRound:
+        def update(
+            model: Model, message: None, variables: Variables, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             # Each device trains its local and its copy of the global parameters together.
             trained = train_client(model, training, variables, data, key, hyper.learning_rate)
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             # Only the global parameters are sent.
             _, head = split_head(trained.variables.params)
             weight = data.size if weighted else 1.0

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
 from fedcodist.algorithms.parties.party import (
+    AfterRound,
     PartyResult,
+    PartyUpdate,
     assemble,
     init_models,
-    party_metrics,
     run_parties,
+    training_metrics,
 )
 from fedcodist.algorithms.parties.patience import Patience, check_patience, stopping_early
 from fedcodist.algorithms.parties.shared_examples import shared_examples
@@ -22,9 +24,10 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.validation import VALIDATION, validation_indices
 
 PyTree = Any
@@ -91,7 +94,7 @@ def local_only(
         data_set_sizes[VALIDATION] = patience.data.num_examples
         name = f"{name}, stopped on {patience.validated_on}"
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         examples = {}
         if num_shared is not None:
             examples[SHARED] = jnp.arange(num_shared)[None]
@@ -99,8 +102,12 @@ def local_only(
             examples[VALIDATION] = validation_indices(patience.data)
         return examples
 
-    def round_(state, client_states, round, hyper):
-        def update(model, message, party, data, key):
+    def round_(
+        state: dict[str, LocalOnlyParty], client_states: PyTree, round: Round, hyper: LocalOnlyHyper
+    ) -> AfterRound:
+        def update(
+            model: Model, message: None, party: LocalOnlyParty, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             if num_shared is not None:
                 data = shared_examples(round.inputs.examples[SHARED].columns, data)
             trained = train_client(
@@ -113,18 +120,17 @@ def local_only(
                 gradient_hook,
                 optimizer_state=party.optimizer_state,
             )
-            metrics = party_metrics(
-                trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
-            )
+            metrics = training_metrics(trained)
             after = party._replace(
                 variables=trained.variables, optimizer_state=trained.optimizer_state
             )
             return PartyResult(after, metrics)
 
+        whole_update: PartyUpdate = update
         if patience is not None:
-            update = stopping_early(update, patience, round.inputs.examples[VALIDATION])
+            whole_update = stopping_early(update, patience, round.inputs.examples[VALIDATION])
         key = keys.derive(round.key, purpose, round.index)
-        result = run_parties(groups, update, None, state, round, key, execution)
+        result = run_parties(groups, whole_update, None, state, round, key, execution)
         return result.states, client_states, result.metrics
 
     return assemble(
@@ -143,7 +149,7 @@ def local_only(
 def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, LocalOnlyParty]:
     """The state before the first round: models, leaves [group, ...], with fresh optimizers."""
 
-    def fresh(variables):
+    def fresh(variables: Variables) -> LocalOnlyParty:
         first = functools.partial(lasting_state, "training.optimizer", training.optimizer)
         optimizer_state = jax.vmap(first)(variables.params)
         count = jax.tree.leaves(variables.params)[0].shape[0]

@@ -53,7 +53,7 @@ def drawing(
 ) -> Callable[[jax.Array, jax.Array], dict[str, jax.Array]]:
     """(round, key) -> which open examples the round has, int32 [1, size]."""
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         indices = jnp.arange(checked_size(open_examples))
         if open_examples.open_size is not None:
             draw = keys.derive(key, "open", round)

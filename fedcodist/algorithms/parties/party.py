@@ -31,6 +31,7 @@ from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
+from fedcodist.core.local_training import TrainedClient
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
 from fedcodist.core.model import Model, Variables, is_finite
 from fedcodist.core.padding_checks import of_clients
@@ -38,6 +39,8 @@ from fedcodist.core.padding_checks import of_clients
 PyTree = Any
 # (the party's model, message, its state, data, key) -> PartyResult
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
+# What a round returns: (state, client states, metrics)
+AfterRound = tuple[PyTree, PyTree, dict[str, jax.Array]]
 
 
 class PartyResult(NamedTuple):
@@ -83,7 +86,7 @@ def assemble(
     groups: Mapping[str, PartyGroup],
     hyper: PyTree,
     init: Callable[[jax.Array], PyTree],
-    round_: Callable[..., Any],
+    round_: Callable[..., AfterRound],
     variables: Callable[[PyTree, str], Variables],
     communication: Mapping[str, Communication],
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
@@ -133,6 +136,13 @@ def party_metrics(
         "client_examples": jnp.asarray(num_examples),
         "finite": is_finite(variables),
     }
+
+
+def training_metrics(trained: TrainedClient) -> dict[str, jax.Array]:
+    """The `party_metrics` of a party that `train_client` has trained, and its `loss`."""
+    return party_metrics(
+        trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+    )
 
 
 def run_parties(
@@ -226,10 +236,10 @@ def run_parties(
 def sums() -> Reduce:
     """The weighted sum of what parties send, for methods that divide by a number of their own."""
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
 
-    def finalize(total, message, key):
+    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, weight = total
         return Aggregate(update, {}, weight)
 
@@ -250,7 +260,7 @@ def init_models(
     a mean of their models means something.
     """
 
-    def stack(group):
+    def stack(group: PartyGroup) -> Variables:
         own = lambda client: group.model.init(keys.derive(key, "init", client))
         clients = np.full_like(group.clients, group.clients[0]) if same_start else group.clients
         return jax.vmap(own)(jnp.asarray(clients))
@@ -269,7 +279,7 @@ def party_predictors(
     """
     names = party_names(groups)
 
-    def predictor(name, model):
+    def predictor(name: str, model: Model) -> Predictor:
         predict = lambda values, batch: model.apply(values, batch)[0]
         clients = tuple(groups[name].clients.tolist())
         return Predictor(model, lambda state: variables(state, name), predict, names[name], clients)
@@ -277,7 +287,14 @@ def party_predictors(
     return {name: predictor(name, group.model) for name, group in groups.items()}
 
 
-def _client_update(update, model, message, state, data, key) -> ClientResult:
+def _client_update(
+    update: PartyUpdate,
+    model: Model,
+    message: PyTree,
+    state: PyTree,
+    data: ClientData,
+    key: jax.Array,
+) -> ClientResult:
     """A party's update as a client's, whose `extra` is whether the party is this device's."""
     result = update(model, message, state, data, key)
     weight = jnp.asarray(result.weight, jnp.result_type(float))

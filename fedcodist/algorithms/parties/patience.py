@@ -1,19 +1,22 @@
 """Parties that stop early, each when its own model no longer gains on validation data."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.parties.party import PartyUpdate
+from fedcodist.algorithms.parties.party import PartyResult, PartyUpdate
 from fedcodist.algorithms.parties.shared_examples import without_examples
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.inputs import Examples
+from fedcodist.core.inputs import ClientData, Examples
+from fedcodist.core.model import Model
 from fedcodist.distillation.validation import (
     ValidationData,
     check_validation_data,
     validation_accuracy,
 )
+
+PyTree = Any
 
 
 class Patience(NamedTuple):
@@ -52,7 +55,9 @@ def stopping_early(update: PartyUpdate, patience: Patience, examples: Examples) 
       examples: the validation data of the round.
     """
 
-    def patient_update(model, message, party, data, key):
+    def patient_update(
+        model: Model, message: PyTree, party: PyTree, data: ClientData, key: jax.Array
+    ) -> PartyResult:
         goes_on = party.waited < patience.patience
         result = update(model, message, party, without_examples(data, goes_on), key)
         accuracy = jax.lax.cond(

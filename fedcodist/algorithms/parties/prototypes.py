@@ -96,7 +96,7 @@ def pulled(
     labels that have no prototype.
     """
 
-    def loss(outputs, batch):
+    def loss(outputs: LayerOutputs, batch: Batch) -> jax.Array:
         labels = class_labels(batch["label"], num_classes)
         gap = embedding_of(outputs) - prototypes.vectors[labels]
         distance = prototypes.has_class[labels] * jnp.mean(gap**2, axis=-1)
@@ -179,14 +179,14 @@ def prototype_predictors(
     """
     names = party_names(groups)
 
-    def predictor(name, model):
-        def variables(state):
+    def predictor(name: str, model: Model) -> Predictor:
+        def variables(state: PyTree) -> Variables:
             params, mutable = models(state, name)
             count = len(names[name])
             each = lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape))
             return Variables(params, (mutable, jax.tree.map(each, prototypes(state))))
 
-        def predict(values, batch):
+        def predict(values: Variables, batch: Batch) -> LayerOutputs:
             mutable, nearest_of = values.mutable
             outputs = model.apply(Variables(values.params, mutable), batch)[0]
             embedding = embedding_of(outputs)

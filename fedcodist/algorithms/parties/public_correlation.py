@@ -8,20 +8,22 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.party import PartyResult, run_parties
+from fedcodist.algorithms.parties.party import PartiesResult, PartyResult, PartyUpdate, run_parties
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, check_factory
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
+# A party's variables, and the state of its optimizer
+Party = tuple[Variables, PyTree]
 
 
 class PublicBatches(NamedTuple):
@@ -72,19 +74,27 @@ def learn_from_others(
     """
     examples = round.inputs.examples[PUBLIC]
 
-    def batch_of(index, key):
+    def batch_of(index: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         positions = jnp.arange(public.public_batch_size)
         rows = examples.indices[index]
         return batches.read(examples.columns, rows, public.preprocess, key, positions)
 
-    def step(parties, index):
+    def step(parties: dict[str, Party], index: jax.Array) -> tuple[dict[str, Party], None]:
         key = keys.derive(round.key, "public", round.index, index)
         batch = batch_of(index, keys.derive(key, "input"))
 
-        def answer(model, batch, party, data, key):
+        def answer(
+            model: Model, batch: Batch, party: Party, data: ClientData, key: jax.Array
+        ) -> PartyResult:
             return PartyResult((), {}, _in_training(model, party[0], batch, key)[0])
 
-        def learn(model, received, party, data, key):
+        def learn(
+            model: Model,
+            received: tuple[Batch, jax.Array],
+            party: Party,
+            data: ClientData,
+            key: jax.Array,
+        ) -> PartyResult:
             batch, mean = received
             rate, off_diagonal = hyper.public_learning_rate, hyper.off_diagonal
             learned = correlated_step(
@@ -93,7 +103,7 @@ def learn_from_others(
             return PartyResult(learned, {})
 
         # Parties drop the same units when they answer and when they learn: both have one key.
-        def run(update, message):
+        def run(update: PartyUpdate, message: PyTree) -> PartiesResult:
             return run_parties(groups, update, message, parties, round, key, execution, reduce)
 
         mean = run(answer, batch).aggregate.pseudo_gradient
@@ -110,7 +120,7 @@ def learn_from_others(
 def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> jax.Array:
     """The loss of logits [batch, classes] against the parties' mean logits, a scalar."""
 
-    def normalised(values):
+    def normalised(values: jax.Array) -> jax.Array:
         centred = values - jnp.mean(values, axis=0)
         square = jnp.sum(centred**2, axis=0)
         # A class whose logits are all equal is correlated with nothing.
@@ -125,17 +135,17 @@ def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> j
 def correlated_step(
     model: Model,
     optimizer: OptimizerFactory,
-    party: tuple[Variables, PyTree],
+    party: Party,
     batch: Mapping[str, jax.Array],
     mean: jax.Array,
     key: jax.Array,
     learning_rate: Any,
     off_diagonal: Any,
-) -> tuple[Variables, PyTree]:
+) -> Party:
     """A party's variables and optimizer state after a step on a public batch's correlation loss."""
     variables, state = party
 
-    def loss(params):
+    def loss(params: PyTree) -> tuple[jax.Array, PyTree]:
         logits, mutable = _in_training(model, variables._replace(params=params), batch, key)
         return correlation_loss(logits, mean, off_diagonal), mutable
 
@@ -158,7 +168,9 @@ def checked_steps(public: PublicBatches) -> int:
     return public.public_epochs * (public.num_public // public.public_batch_size)
 
 
-def _in_training(model, variables, batch, key):
+def _in_training(
+    model: Model, variables: Variables, batch: Batch, key: jax.Array
+) -> tuple[jax.Array, PyTree]:
     size = next(iter(batch.values())).shape[0]
     outputs, mutable = model.apply(variables, batch, train=True, key=key, mask=jnp.ones(size))
     return logits_of(outputs), mutable

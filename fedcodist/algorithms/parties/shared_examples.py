@@ -55,7 +55,7 @@ def inference(
     """
     size = min(batch_size, data.capacity)
 
-    def answer(positions):
+    def answer(positions: jax.Array) -> jax.Array:
         rows = data.start + jnp.minimum(positions, data.capacity - 1)
         batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
         return of(model.apply(variables, batch)[0])

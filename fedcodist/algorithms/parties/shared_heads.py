@@ -37,7 +37,7 @@ def with_same_head(models: Mapping[str, Variables], head: PyTree) -> dict[str, V
       head: the shared parameters, leaves without the group's axis.
     """
 
-    def for_all(new, old):
+    def for_all(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.broadcast_to(as_stored(new, old), old.shape)
 
     return {

@@ -12,6 +12,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, TrainedClient, train_client
 from fedcodist.core.model import Batch, Model, Variables
 
+PyTree = Any
 OWN, SUMS, COUNTS = "own", "sums", "counts"
 
 
@@ -47,10 +48,17 @@ def summing_outputs(model: Model) -> Model:
     does not count. Batches must have 'label'.
     """
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         return with_sums(model, model.init(key))
 
-    def apply(variables, batch, *, train=False, mask=None, **arguments):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        mask: jax.Array | None = None,
+        **arguments: Any,
+    ) -> tuple[Any, PyTree]:
         mutable = variables.mutable
         own = Variables(variables.params, mutable[OWN])
         outputs, changed = model.apply(own, batch, train=train, mask=mask, **arguments)

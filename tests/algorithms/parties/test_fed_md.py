@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.parties import fed_md as fed_md_module
 from fedcodist.algorithms.parties.alignment import Alignment, sent
-from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam, mean_absolute_error
+from fedcodist.algorithms.parties.digest_and_revisit import mean_absolute_error
+from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, _client_update, run_parties
 from fedcodist.algorithms.parties.shared_examples import PUBLIC

@@ -295,6 +295,14 @@ def test_fed_gen_without_generated_embeddings_is_lg_fed_avg():
     assert_close(params_of(found.models), params_of(expected))
 
 
+def test_generated_embeddings_need_a_key_in_training_alone():
+    model = head_generator.with_generated_loss(network(), lambda head, key: jnp.zeros(()))
+    variables, batch = model.init(jax.random.key(0)), {"image": COLUMNS["image"][:2]}
+    assert model.apply(variables, batch)[0].logits.shape == (2, CLASSES)
+    with pytest.raises(ValueError, match="key must be given in training"):
+        model.apply(variables, batch, train=True)
+
+
 def test_a_label_that_nobody_has_is_not_drawn():
     shares = jnp.array([0.25, 0.0, 0.75])
     labels, noise = DRAWN(jax.random.key(0), shares, 4000, 3)

@@ -1,0 +1,97 @@
+"""What a party of FedMD learns in a round: the consensus on public examples, then its own examples.
+
+Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019,
+https://arxiv.org/abs/1910.03581.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.parties.party import PartyResult, party_metrics
+from fedcodist.core import keys
+from fedcodist.core.example_losses import Loss
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.local_training import LocalTraining, TrainedClient, train_client
+from fedcodist.core.model import Batch, Model, Variables
+
+PyTree = Any
+
+
+class Party(NamedTuple):
+    """What a party has: its model, and its two optimizers, which go on over all rounds."""
+
+    variables: Variables
+    digest_state: PyTree
+    revisit_state: PyTree
+
+
+def digest_and_revisit(
+    model: Model,
+    party: Party,
+    public: ClientData,
+    private: ClientData,
+    key: jax.Array,
+    digest: LocalTraining,
+    revisit: LocalTraining,
+    gradient_hook: Callable[[PyTree, PyTree], PyTree],
+    rates: tuple[Any, Any],
+    scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> PartyResult:
+    """A party's learning: the consensus on public examples first, then its private examples.
+
+    Args:
+      model, party: before the round.
+      public: the round's public examples, with the column `consensus`.
+      private: the party's own examples.
+      key: the party's in this round.
+      digest, revisit, gradient_hook: as in `fed_md`.
+      rates: learning rates of digest and revisit.
+      scores: logits -> what is exchanged of them.
+    """
+
+    def error(outputs: Any, batch: Batch) -> jax.Array:
+        return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
+
+    def train(
+        training: LocalTraining,
+        variables: Variables,
+        examples: ClientData,
+        purpose: str,
+        rate: Any,
+        loss_hook: Loss | None,
+        state: PyTree,
+    ) -> TrainedClient:
+        if training.epochs == 0:
+            nothing = jnp.zeros((), jnp.int32)
+            return TrainedClient(variables, nothing, jnp.zeros(()), nothing, state)
+        own_key = keys.derive(key, purpose)
+        return train_client(
+            model, training, variables, examples, own_key, rate, gradient_hook, loss_hook, state
+        )
+
+    # Algorithm 1, "Digest": the model approaches the consensus on the public examples.
+    rate, state = rates[0], party.digest_state
+    digested = train(digest, party.variables, public, "digest", rate, error, state)
+    # Algorithm 1, "Revisit": it trains on its own examples.
+    rate, state = rates[1], party.revisit_state
+    revisited = train(revisit, digested.variables, private, "revisit", rate, None, state)
+    metrics = party_metrics(
+        revisited.variables,
+        digested.num_steps + revisited.num_steps,
+        revisited.num_examples,
+        digest_loss=digested.loss,
+        loss=revisited.loss,
+    )
+    after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
+    return PartyResult(after, metrics)
+
+
+def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
+    """The digest's loss per example, the mean over classes; of [batch, classes] both."""
+    difference = scores - consensus
+    # Not abs, whose gradient JAX takes to be 1 where the difference is 0; Keras' is 0, and so is this.
+    return jnp.mean(difference * jax.lax.stop_gradient(jnp.sign(difference)), axis=-1)
