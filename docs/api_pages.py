@@ -92,7 +92,7 @@ def on_files(files, config):
     files.append(File.generated(config, "api/authors.md", content="\n".join(lines)))
     overview += [
         "",
-        "[For authors of methods](authors.md): further functions that you can call when you write a method.",
+        "[For authors of methods](authors.md): functions for writing a method.",
     ]
     files.append(File.generated(config, "api/index.md", content="\n".join(overview)))
     for source, page in BESIDE_README.items():
