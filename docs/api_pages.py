@@ -68,7 +68,7 @@ def on_files(files, config):
     overview = [
         "# API",
         "",
-        "Every name that `import fedcodist as fc` gives, by the room that holds it.",
+        "Every name that `import fedcodist as fc` gives, by the package that contains it.",
         "",
     ]
     for room, title in ROOMS.items():
@@ -84,7 +84,7 @@ def on_files(files, config):
     lines = [
         "# For authors of methods",
         "",
-        "What [Writing a method](../writing_a_method/index.md) calls.",
+        "The functions that [Writing a method](../writing_a_method/index.md) calls.",
     ]
     for module, called in OF_AUTHORS.items():
         lines += ["", f"## `fedcodist.{module}`", ""]
@@ -92,7 +92,7 @@ def on_files(files, config):
     files.append(File.generated(config, "api/authors.md", content="\n".join(lines)))
     overview += [
         "",
-        "[For authors of methods](authors.md): what a method's own code calls besides.",
+        "[For authors of methods](authors.md): functions for writing a method.",
     ]
     files.append(File.generated(config, "api/index.md", content="\n".join(overview)))
     for source, page in BESIDE_README.items():
