@@ -134,7 +134,7 @@ def check_by_shape(
     if loss is None and not metrics:
         return
 
-    def resized(size: int) -> dict[str, Any]:
+    def resized(size: int) -> dict[str, jax.ShapeDtypeStruct]:
         like = lambda leaf: jax.ShapeDtypeStruct((size, *_shape(leaf)[1:]), leaf.dtype)
         return {name: like(column) for name, column in inputs.items()}
 

@@ -156,7 +156,8 @@ def build_programs(
         settings of a tuner's trials, which then are trained at once.
     """
     axis = None if mesh is None else AXIS
-    over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
+    loops: dict[str, _OverSeeds] = {"map": _map_seeds, "vmap": jax.vmap}
+    over_seeds = loops[seeds_loop]
 
     def init(seeds: jax.Array) -> PyTree:
         return over_seeds(lambda seed: strongly_typed(algorithm.init(jax.random.key(seed))))(seeds)
@@ -399,7 +400,7 @@ def _of_clients(
         tested: Cohort,
         trained: Cohort | None,
     ) -> _OfModels:
-        def one_seed(state: PyTree, client_states: PyTree, seed: jax.Array) -> _OfModels:
+        def one_seed(state: PyTree, client_states: PyTree, seed: jax.Array) -> PyTree:
             stored = client_states
             if models.client_states is not None:
                 stored = models.client_states(state)
