@@ -89,7 +89,7 @@ def weighted_mean() -> Reduce:
     Integers in mutable state, such as Haiku's step counters, stay integers.
     """
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> PyTree:
         weigh = lambda leaf: leaf * result.weight.astype(_type_of_means(leaf))
         return (
             jax.tree.map(weigh, result.update),
@@ -98,7 +98,7 @@ def weighted_mean() -> Reduce:
             result.extra,
         )
 
-    def finalize(total, message, key):
+    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, mutable, weight, extra = total
         safe = jnp.where(weight > 0, weight, 1)
         pseudo_gradient = jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), update)

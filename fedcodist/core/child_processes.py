@@ -16,7 +16,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 # An exit status as of shells: 128 plus the signal's number.
 INTERRUPTED = 128 + signal.SIGINT
@@ -52,7 +53,7 @@ def until_interrupted(work: Callable[[], int], line: str) -> int:
         if is_main and signal.getsignal(number) is not signal.SIG_IGN
     }
 
-    def interrupt(number, frame):
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         # A second signal must not interrupt the stopping of children.
         for handled in before:
             signal.signal(handled, signal.SIG_IGN)

@@ -101,7 +101,12 @@ class HostClientStates:
             known = [self._places[pool].get(owner, -1) for owner in wanted]
             places, shape = np.asarray(known), np.shape(clients[pool])
 
-            def read(stack, start, places=places, shape=shape):
+            def read(
+                stack: np.ndarray,
+                start: np.ndarray,
+                places: np.ndarray = places,
+                shape: tuple[int, ...] = shape,
+            ) -> np.ndarray:
                 values = np.empty((len(places), *start.shape), start.dtype)
                 values[:] = start
                 values[places >= 0] = stack[places[places >= 0]]
@@ -119,7 +124,9 @@ class HostClientStates:
             )
             self._make_room(pool, len(places_of))
 
-            def write(stack, new, places=places):
+            def write(
+                stack: np.ndarray, new: jax.Array | np.ndarray, places: np.ndarray = places
+            ) -> None:
                 stack[places] = np.asarray(new).reshape(len(places), *stack.shape[1:])
 
             jax.tree.map(write, self._stacks[pool], client_states[pool])

@@ -1,7 +1,7 @@
 """Losses and metrics per example: checks of their shapes, and a loss per example made of a mean."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,11 +34,11 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
     Array([1., 4.], dtype=float32)
     """
 
-    def loss(outputs, batch):
+    def loss(outputs: Any, batch: Batch) -> jax.Array:
         size = _shape(jax.tree.leaves(outputs)[0])[:1]
         axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
 
-        def of_one(outputs, batch):
+        def of_one(outputs: Any, batch: Batch) -> jax.Array:
             as_batch = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)
             alone = {n: column if axes[n] is None else column[None] for n, column in batch.items()}
             value = mean(as_batch(outputs), alone)
@@ -134,7 +134,7 @@ def check_by_shape(
     if loss is None and not metrics:
         return
 
-    def resized(size):
+    def resized(size: int) -> dict[str, jax.ShapeDtypeStruct]:
         like = lambda leaf: jax.ShapeDtypeStruct((size, *_shape(leaf)[1:]), leaf.dtype)
         return {name: like(column) for name, column in inputs.items()}
 
@@ -149,7 +149,9 @@ def check_by_shape(
         _check_guessed(lambda *case, n=name, s=statistic: checked_statistic(n, s, *case), cases)
 
 
-def _check_guessed(check, cases):
+def _check_guessed(
+    check: Callable[[Any, Batch], Any], cases: Sequence[tuple[Mapping[str, Any], Any]]
+) -> None:
     """Raises the error of `check` if it refuses all guessed columns; not if it never gets that far."""
     refused: Exception | None = None
     guesses = 0
@@ -191,14 +193,14 @@ class _Refused(Exception):
         self.error = error
 
 
-def _noted(check, outputs, batch):
+def _noted(check: Callable[[Any, Batch], Any], outputs: Any, batch: Batch) -> Any:
     try:
         return check(outputs, batch)
     except WrongShape as error:
         raise _Refused(error) from None
 
 
-def _guesses(batch, outputs):
+def _guesses(batch: Mapping[str, Any], outputs: Any) -> list[jax.ShapeDtypeStruct]:
     """Shapes that a column beside the inputs may have: of labels first, then of inputs and outputs."""
     size = number_of_examples(batch)
     known = [

@@ -115,7 +115,7 @@ def for_each_client(
         shape, _ = jax.eval_shape(chunk_of, slots[0])
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 
-        def step(total, slots):
+        def step(total: PyTree, slots: jax.Array) -> tuple[PyTree, PyTree]:
             chunk_total, result = chunk_of(slots)
             if not individual_results:
                 result = result._replace(update=None, mutable=None, weight=None, extra=None)
@@ -150,7 +150,17 @@ def dealing_order(sizes: Any, devices: int) -> Any:
     return (-sizes).argsort(stable=True)[there_and_back]
 
 
-def _run_slots(client_update, prepare, mask, message, client_states, cohort, key, loop, slots):
+def _run_slots(
+    client_update: ClientUpdate,
+    prepare: Callable[[ClientResult, jax.Array], PyTree],
+    mask: Callable[[PyTree, jax.Array], PyTree] | None,
+    message: PyTree,
+    client_states: PyTree,
+    cohort: Cohort,
+    key: jax.Array,
+    loop: str,
+    slots: jax.Array,
+) -> tuple[PyTree, PyTree]:
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
@@ -170,7 +180,14 @@ def _run_slots(client_update, prepare, mask, message, client_states, cohort, key
     client_keys = jax.vmap(lambda client: keys.derive(key, client))(indices)
     slot_client_states = jax.tree.map(lambda leaf: leaf[safe], client_states)
 
-    def one_client(start, size, index, client_key, client_state, is_real):
+    def one_client(
+        start: jax.Array,
+        size: jax.Array,
+        index: jax.Array,
+        client_key: jax.Array,
+        client_state: PyTree,
+        is_real: jax.Array,
+    ) -> tuple[PyTree, ClientResult]:
         result = client_update(
             message, client_state, dataclasses.replace(data, start=start, size=size), client_key
         )

@@ -8,6 +8,8 @@ import jax
 from fedcodist.core import keys
 from fedcodist.core.model import Batch, Model, Variables
 
+PyTree = Any
+
 
 def joint_model(
     models: Mapping[str, Model],
@@ -26,12 +28,14 @@ def joint_model(
         theirs by name.
     """
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         return joint_variables(
             {name: model.init(keys.derive(key, name)) for name, model in models.items()}
         )
 
-    def apply(variables, batch, *, key=None, **arguments):
+    def apply(
+        variables: Variables, batch: Batch, *, key: jax.Array | None = None, **arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, PyTree]]:
         outputs, mutable = {}, {}
         for name, model in models.items():
             drawn = key if key is None or name == keeps_key else keys.derive(key, name)

@@ -1,14 +1,17 @@
 """Networks that return their layers' outputs beside logits, for distillation of more than logits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.module import InterceptorContext
 
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
+
+PyTree = Any
 
 
 class LayerOutputs(NamedTuple):
@@ -46,10 +49,17 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
     """
     plain = from_flax_linen(module, example, **options)
 
-    def called(variables, batch, arguments):
+    def called(
+        variables: Variables, batch: Batch, arguments: Mapping[str, Any]
+    ) -> tuple[jax.Array, dict[str, jax.Array], PyTree]:
         outputs = {}
 
-        def keep(method, inputs, named, context):
+        def keep(
+            method: Callable[..., Any],
+            inputs: tuple[Any, ...],
+            named: dict[str, Any],
+            context: InterceptorContext,
+        ) -> Any:
             output = method(*inputs, **named)
             if context.method_name == "__call__":
                 outputs["/".join(context.module.path)] = output
@@ -59,11 +69,11 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
             logits, mutable = plain.apply(variables, batch, **arguments)
         return logits, outputs, mutable
 
-    def apply(variables, batch, **arguments):
+    def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[LayerOutputs, PyTree]:
         logits, outputs, mutable = called(variables, batch, arguments)
         return LayerOutputs(logits, tuple(pooled(outputs[name]) for name in layers)), mutable
 
-    def names(key):
+    def names(key: jax.Array) -> None:
         paths.extend(called(plain.init(key), {options.get("inputs", "image"): example}, {})[1])
 
     paths: list[str] = []

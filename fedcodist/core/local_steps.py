@@ -111,7 +111,7 @@ def train_steps(
     ).reshape(training.steps, training.batch_size)
     positions = jnp.arange(training.batch_size)
 
-    def one_step(index, learner):
+    def one_step(index: jax.Array, learner: Learner) -> tuple[Learner, dict[str, jax.Array]]:
         variables, optimizer_state = learner
         step = round * training.steps + index
         step_key = keys.derive(key, "step", step)
@@ -120,7 +120,7 @@ def train_steps(
             data.columns, indices[index], training.preprocess, input_key, positions
         )
 
-        def private_loss(params):
+        def private_loss(params: PyTree) -> tuple[jax.Array, PyTree]:
             outputs, mutable = model.apply(
                 Variables(params, variables.mutable),
                 batch,
@@ -145,7 +145,9 @@ def train_steps(
         params = optax.apply_updates(variables.params, updates)
         return Learner(Variables(params, mutable), optimizer_state), metrics
 
-    def step(index, carry):
+    def step(
+        index: jax.Array, carry: tuple[Learner, dict[str, jax.Array]]
+    ) -> tuple[Learner, dict[str, jax.Array]]:
         learner, totals = carry
         learner, metrics = one_step(index, learner)
         return learner, {n: total + metrics[n].astype(total.dtype) for n, total in totals.items()}

@@ -22,6 +22,8 @@ _LARGEST_PADDED_BATCH = 4096
 OptimizerFactory = Callable[[Any], optax.GradientTransformation]
 # (params, mutable, batch, mask, key) -> (loss, mutable state after the batch)
 BatchLoss = Callable[[PyTree, PyTree, Batch, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
+# (parameters, mutable state, optimizer's state, sum of losses)
+_Carry = tuple[PyTree, PyTree, PyTree, jax.Array]
 
 
 class LocalTraining(NamedTuple):
@@ -168,10 +170,12 @@ def train_client(
         raise ValueError(
             "training.differentiate must be None for a method that makes gradients in a way of its own."
         )
-    differentiate = differentiate or training.differentiate
-    differentiate = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
+    from_loss = functools.partial(jax.value_and_grad, has_aux=True)
+    gradient_of = differentiate or training.differentiate or from_loss
 
-    def loss(params, mutable, batch, mask, dropout_key):
+    def loss(
+        params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, dropout_key: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
         check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
         outputs, mutable = model.apply(
             Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
@@ -181,7 +185,7 @@ def train_client(
         per_example = checked_loss(loss_of, outputs, batch)
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
 
-    def step(index, carry):
+    def step(index: jax.Array, carry: _Carry) -> _Carry:
         params, mutable, optimizer_state, loss_sum = carry
         step_in_epoch = index % jnp.maximum(steps_per_epoch, 1)
         first = step_in_epoch * batch_size
@@ -192,7 +196,7 @@ def train_client(
         with jax.named_scope("input"):
             input_key, positions = keys.derive(step_key, "input"), jnp.arange(batch_size)
             batch = batches.read(data.columns, examples, training.preprocess, input_key, positions)
-        (value, new_mutable), gradient = differentiate(loss)(
+        (value, new_mutable), gradient = gradient_of(loss)(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )
         with jax.named_scope("optimizer"):
@@ -247,7 +251,7 @@ def gradient_of_a_batch(
     return trained.optimizer_state
 
 
-def _example_order(key, data: ClientData, batch_size: int, epochs: int) -> jax.Array:
+def _example_order(key: jax.Array, data: ClientData, batch_size: int, epochs: int) -> jax.Array:
     """The indices of every epoch's examples in visiting order, int32 [epochs, padded capacity]."""
     padded = -(-data.capacity // batch_size) * batch_size
     positions = jnp.broadcast_to(jnp.arange(padded), (epochs, padded))

@@ -235,7 +235,7 @@ class FederatedAlgorithm(NamedTuple):
 def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:
     """Pool or architecture -> the models that its clients would use; those of parties as PARTIES."""
 
-    def of_members(predictor):
+    def of_members(predictor: Predictor) -> ClientModels:
         return ClientModels(
             np.asarray(predictor.clients, np.int32),
             {PARTIES: predictor},

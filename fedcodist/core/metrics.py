@@ -10,6 +10,7 @@ from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.labels import class_labels
 from fedcodist.core.summed_metrics import SummedMetric
 
+PyTree = Any
 Batch = Mapping[str, jax.Array]
 # What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
 Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
@@ -34,7 +35,7 @@ class Metric(NamedTuple):
 def accuracy(label: str = "label") -> Statistic:
     """Share of examples whose largest logit is their label's. For a single logit see `of_one_logit`."""
 
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         is_right = predicted_label(outputs) == _labels(outputs, batch, label)
         correct = is_right.astype(jnp.float32)
         return correct, jnp.ones_like(correct)
@@ -49,7 +50,7 @@ def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
     0.5 for a probability.
     """
 
-    def of_two(outputs, batch):
+    def of_two(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         logit = outputs.reshape(outputs.shape[:1]) - threshold
         return statistic(jnp.stack([jnp.zeros_like(logit), logit], axis=-1), batch)
 
@@ -82,7 +83,7 @@ def precision(positive: int = 1, label: str = "label") -> Statistic:
       label: the column of labels.
     """
 
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         hit, predicted, _ = _of_class(outputs, batch, label, positive)
         return hit, predicted
 
@@ -92,7 +93,7 @@ def precision(positive: int = 1, label: str = "label") -> Statistic:
 def recall(positive: int = 1, label: str = "label") -> Statistic:
     """True positives over actual positives, TP / actual; NaN where there are none."""
 
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         hit, _, actual = _of_class(outputs, batch, label, positive)
         return hit, actual
 
@@ -105,7 +106,7 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
     0 where no example is predicted positive; NaN where none is positive either.
     """
 
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         hit, predicted, actual = _of_class(outputs, batch, label, positive)
         return hit, predicted + actual
 
@@ -115,7 +116,7 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
 def top_k(k: int, label: str = "label") -> Statistic:
     """Share of examples whose label is among the k largest logits; of equal ones the first counts."""
 
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if not 0 < k <= outputs.shape[-1]:
             raise ValueError(f"k must be from 1 to the {outputs.shape[-1]} classes, got {k!r}.")
         _, largest = jax.lax.top_k(outputs, k)
@@ -132,13 +133,13 @@ def macro_f_score(label: str = "label") -> SummedMetric:
     Classes that are neither predicted nor among the labels are left out; NaN without examples.
     """
 
-    def sums(outputs, batch):
+    def sums(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         classes = jnp.arange(outputs.shape[-1])
         predicted = predicted_label(outputs)[..., None] == classes
         actual = _labels(outputs, batch, label)[..., None] == classes
         return {"hits": predicted & actual, "predicted": predicted, "actual": actual}
 
-    def compute(total):
+    def compute(total: dict[str, jax.Array]) -> jax.Array:
         counted = total["predicted"] + total["actual"]
         scores = 2 * total["hits"] / jnp.maximum(counted, 1)
         classes = jnp.sum(counted > 0)
@@ -150,7 +151,7 @@ def macro_f_score(label: str = "label") -> SummedMetric:
 def mean(statistic: Statistic) -> Metric:
     """The weighted mean of a statistic over all examples."""
 
-    def evaluate(outputs, batch, mask):
+    def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, weights = statistic(outputs, batch)
         weights = weights * mask
         return jnp.sum(values * weights), jnp.sum(weights)
@@ -169,10 +170,10 @@ def grouped_mean(
       num_groups: number of groups; `compute` returns an array [num_groups].
     """
 
-    def init():
+    def init() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros((num_groups,)), jnp.zeros((num_groups,))
 
-    def evaluate(outputs, batch, mask):
+    def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, weights = statistic(outputs, batch)
         weights = weights * mask
         index = group(batch)
@@ -190,10 +191,10 @@ def summed(metric: SummedMetric, like: Any) -> Metric:
       like: shapes of `metric.sums` of a batch, leaves [batch, ...].
     """
 
-    def init():
+    def init() -> PyTree:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], _summed_dtype(leaf)), like)
 
-    def evaluate(outputs, batch, mask):
+    def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: _real(leaf, mask).sum(0), metric.sums(outputs, batch))
 
     return Metric(init, evaluate, _add, metric.compute)
@@ -204,11 +205,11 @@ def grouped_sums(
 ) -> Metric:
     """A SummedMetric within groups; `compute` returns an array [num_groups]. See `grouped_mean`."""
 
-    def init():
+    def init() -> PyTree:
         zeros = lambda leaf: jnp.zeros((num_groups, *leaf.shape[1:]), _summed_dtype(leaf))
         return jax.tree.map(zeros, like)
 
-    def evaluate(outputs, batch, mask):
+    def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> PyTree:
         index = group(batch)
         total = lambda leaf: jax.ops.segment_sum(_real(leaf, mask), index, num_groups)
         return jax.tree.map(total, metric.sums(outputs, batch))
@@ -216,19 +217,19 @@ def grouped_sums(
     return Metric(init, evaluate, _add, jax.vmap(metric.compute))
 
 
-def _real(values, mask):
+def _real(values: jax.Array, mask: jax.Array) -> jax.Array:
     """Values [batch, ...] that may be summed: 0 for padding, whatever it holds."""
     is_real = (mask > 0).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     return jnp.where(is_real, values.astype(_summed_dtype(values)), 0)
 
 
-def _summed_dtype(values):
+def _summed_dtype(values: jax.Array | jax.ShapeDtypeStruct) -> Any:
     """Whole numbers stay whole, so that counts are exact; bfloat16 would lose small addends."""
     is_whole = values.dtype == bool or jnp.issubdtype(values.dtype, jnp.integer)
     return jnp.int32 if is_whole else jnp.promote_types(values.dtype, jnp.float32)
 
 
-def _of_class(outputs, batch, label, positive):
+def _of_class(outputs: jax.Array, batch: Batch, label: str, positive: int) -> tuple[jax.Array, ...]:
     """Whether each example is a true positive, is predicted positive, and is positive; floats."""
     if not 0 <= positive < outputs.shape[-1]:
         raise ValueError(
@@ -241,16 +242,16 @@ def _of_class(outputs, batch, label, positive):
     )
 
 
-def _labels(outputs, batch, label):
+def _labels(outputs: jax.Array, batch: Batch, label: str) -> jax.Array:
     """As `class_labels`, but labels of the predictions' rank are not changed."""
     labels, rank = batch[label], outputs.ndim - 1
     return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank, label)
 
 
-def _add(left, right):
+def _add(left: PyTree, right: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, left, right)
 
 
-def _ratio(accumulator):
+def _ratio(accumulator: tuple[jax.Array, jax.Array]) -> jax.Array:
     total, weight = accumulator
     return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), jnp.nan)

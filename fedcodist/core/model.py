@@ -26,6 +26,8 @@ PyTree = Any
 Batch = Mapping[str, jax.Array]
 _MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
 _REMAT_PREFIXES = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
+# (method in place of `__call__`, arguments by place, arguments by name)
+_LinenArguments = tuple[Callable[..., Any] | None, list[Any], dict[str, Any]]
 
 
 class Variables(NamedTuple):
@@ -119,15 +121,23 @@ def from_flax_linen(
         check_attributes("module", module, flags)
     arguments = _linen_arguments(module, call, example)
 
-    def read(batch):
+    def read(batch: Batch) -> jax.Array | dict[str, jax.Array]:
         return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         method, placed, named = arguments(train=False, mask=None)
         variables = dict(module.init(key, example, *placed, **named, method=method))
         return Variables(variables.pop("params", {}), variables)
 
-    def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[Any, PyTree]:
         network = module
         if axis_name is not None and hasattr(module, "axis_name"):
             network = module.clone(axis_name=axis_name)
@@ -194,11 +204,19 @@ def from_flax_nnx(
         template.train() if train else template.eval()
         graphs[train] = _nnx_split(template)[0]
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         _, params, _, mutable = _nnx_split(create(nnx.Rngs(key)))
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(mutable))
 
-    def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[Any, PyTree]:
         # The random state comes from `key`: it must not be among the model's variables.
         rngs = nnx.Rngs(jax.random.key(0) if key is None else key)
         _, params, random_state, mutable = _nnx_split(create(rngs))
@@ -246,14 +264,24 @@ def from_haiku(
     call = read_call("network", network, network, (*flags, "mask", "axis_name"), flags)
     transformed = hk.transform_with_state(network)
 
-    def arguments(train, mask, axis_name):
+    def arguments(
+        train: bool, mask: jax.Array | None, axis_name: str | None
+    ) -> tuple[list[Any], dict[str, Any]]:
         return call.arguments(train=train, is_training=train, mask=mask, axis_name=axis_name)
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         placed, named = arguments(True, None, None)
         return Variables(*transformed.init(key, example, *placed, **named))
 
-    def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[Any, PyTree]:
         placed, named = arguments(train, mask, axis_name)
         outputs, mutable = transformed.apply(
             variables.params, variables.mutable, key, batch[inputs], *placed, **named
@@ -286,7 +314,13 @@ def check_stateless(name: str, model: Model) -> None:
         raise ValueError(f"{name} must have no mutable state, such as batch statistics.")
 
 
-def _finish(init, apply, loss, metrics, example_batch) -> Model:
+def _finish(
+    init: Callable[[jax.Array], Variables],
+    apply: Callable[..., tuple[Any, PyTree]],
+    loss: Callable[[Any, Batch], jax.Array],
+    metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None,
+    example_batch: Mapping[str, Any],
+) -> Model:
     variables = jax.eval_shape(init, _key_shape())
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     outputs = outputs_of(example_batch)
@@ -308,23 +342,23 @@ def _finish(init, apply, loss, metrics, example_batch) -> Model:
     )
 
 
-def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any]:
+def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _LinenArguments]:
     """Returns (train, mask) -> (method, arguments by place, arguments by name) of a linen module.
 
     A module under `nn.remat` or `nn.jit` traces its arguments, `train` too, except those that are
     declared static by position. The first of three ways that works is taken.
     """
 
-    def by_name(**available):
+    def by_name(**available: Any) -> _LinenArguments:
         return None, *call.arguments(**available)
 
-    def by_place(**available):
+    def by_place(**available: Any) -> _LinenArguments:
         return None, *call.with_train_by_place().arguments(**available)
 
-    def closed_over(**available):
+    def closed_over(**available: Any) -> _LinenArguments:
         network: Any = type(module).__bases__[0]  # the class given to `nn.remat`
 
-        def method(module, x, mask):
+        def method(module: Any, x: Any, mask: jax.Array | None) -> Any:
             placed, named = call.arguments(**{**available, "mask": mask})
             return network.__call__(module, x, *placed, **named)
 
@@ -341,7 +375,7 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any
         ways.append(closed_over)
     for way in ways:
 
-        def start(key, way=way):
+        def start(key: jax.Array, way: Callable[..., _LinenArguments] = way) -> PyTree:
             method, placed, named = way(train=False, mask=None)
             return module.init(key, example, *placed, **named, method=method)
 
@@ -356,14 +390,24 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., Any
     ) from reason
 
 
-def _linen_layers_off(init, apply, batch) -> list[str]:
+def _linen_layers_off(
+    init: Callable[[jax.Array], Variables],
+    apply: Callable[..., tuple[Any, PyTree]],
+    batch: Mapping[str, Any],
+) -> list[str]:
     """Names of layers that drop units or normalise by the batch, but not in training."""
     import flax.linen as nn
     from flax.errors import InvalidRngError, ModifyScopeVariableError
+    from flax.linen.module import InterceptorContext
 
     off: list[str] = []
 
-    def watch(method, placed, named, context):
+    def watch(
+        method: Callable[..., Any],
+        placed: tuple[Any, ...],
+        named: dict[str, Any],
+        context: InterceptorContext,
+    ) -> Any:
         layer = context.module
         if context.method_name == "__call__" and _drops_or_normalises(layer):
             given = given_arguments(layer, placed, named)
@@ -371,7 +415,7 @@ def _linen_layers_off(init, apply, batch) -> list[str]:
                 off.append("/".join(layer.path))
         return method(*placed, **named)
 
-    def train(variables, batch, key):
+    def train(variables: Variables, batch: Batch, key: jax.Array) -> None:
         _, mutable = apply(variables, batch, train=True, key=key)
         before, after = (
             jax.tree.leaves(dict(state.get("batch_stats", {})))
@@ -393,13 +437,18 @@ def _linen_layers_off(init, apply, batch) -> list[str]:
     return off
 
 
-def _haiku_layers_off(init) -> list[str]:
+def _haiku_layers_off(init: Callable[[jax.Array], Variables]) -> list[str]:
     """Names of layers that are in evaluation mode although the network is initialised for training."""
     import haiku as hk
 
     off: list[str] = []
 
-    def watch(method, placed, named, context):
+    def watch(
+        method: Callable[..., Any],
+        placed: tuple[Any, ...],
+        named: dict[str, Any],
+        context: hk.MethodContext,
+    ) -> Any:
         if context.method_name == "__call__":
             given = given_arguments(context.module, placed, named)
             if says_evaluation(given):
@@ -411,7 +460,11 @@ def _haiku_layers_off(init) -> list[str]:
     return off
 
 
-def _is_the_same_in_training(init, apply, batch) -> bool:
+def _is_the_same_in_training(
+    init: Callable[[jax.Array], Variables],
+    apply: Callable[..., tuple[Any, PyTree]],
+    batch: Mapping[str, Any],
+) -> bool:
     """Whether a network's programs of training and evaluation are the same."""
     variables = jax.eval_shape(init, _key_shape())
     programs = [

@@ -8,12 +8,12 @@ import contextlib
 import contextvars
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal, Var
 
 from fedcodist.core.inputs import ClientData
 
@@ -154,7 +154,9 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     size = jnp.shape(next(iter(batch.values())))[0]
     mask = jax.ShapeDtypeStruct((size,), jnp.float32)
 
-    def statistics(batch, mask, variables, key):
+    def statistics(
+        batch: Mapping[str, jax.Array], mask: jax.Array, variables: PyTree, key: jax.Array
+    ) -> PyTree:
         return apply(variables, batch, train=True, key=key, mask=mask)[1]
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -169,7 +171,7 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     )
 
 
-def _depending(program, starts) -> set[Any]:
+def _depending(program: Jaxpr, starts: Sequence[Var]) -> set[Var]:
     """The variables of a program that depend on some of its inputs."""
     reached = set(starts)
     for operation in program.eqns:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 
 PyTree = Any
 
@@ -31,7 +31,7 @@ def in_bfloat16(model: Model) -> Model:
       The model with another `apply`.
     """
 
-    def apply(variables, batch, **options):
+    def apply(variables: Variables, batch: Batch, **options: Any) -> tuple[Any, PyTree]:
         outputs, mutable = model.apply(
             Variables(_cast(variables.params, jnp.bfloat16), variables.mutable),
             _cast(dict(batch), jnp.bfloat16),

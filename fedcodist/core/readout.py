@@ -21,6 +21,7 @@ CHUNK = 256
 # not full. Two thirds of the positions of a client's 20 Stack Overflow sentences count: 3 chunks of 4.
 # With more chunks, the whole gradient of the kernel would be added to more often.
 FEWEST_CHUNKS = 4
+_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # by features, kernel and bias
 
 
 class Readout(NamedTuple):
@@ -87,7 +88,7 @@ def most_probable(readout: Readout, allowed: jax.Array, chunk: int | None = None
     order, gather, chunk = _those_that_count_first(readout, chunk)
     features = gather(readout.features)
 
-    def one_chunk(index, best):
+    def one_chunk(index: jax.Array, best: jax.Array) -> jax.Array:
         logits = logits_of(_part(index, chunk, features), readout.kernel, readout.bias)
         classes = jnp.argmax(jnp.where(allowed, logits, -jnp.inf), axis=-1).astype(jnp.int32)
         return jax.lax.dynamic_update_slice(best, classes, (index * chunk,))
@@ -128,7 +129,13 @@ def total_in_chunks(
     features, kernel, bias = jax.lax.stop_gradient(trained)
     features = gather(features)
 
-    def total_of(features, kernel, bias, parts, weights):
+    def total_of(
+        features: jax.Array,
+        kernel: jax.Array,
+        bias: jax.Array,
+        parts: list[jax.Array],
+        weights: jax.Array,
+    ) -> jax.Array:
         known = [
             logits_of(part, leaf.kernel, leaf.bias) if is_readout(leaf) else part
             for part, leaf in zip(parts, leaves, strict=True)
@@ -137,7 +144,9 @@ def total_in_chunks(
         # A weight of 0 is not enough: positions past the end may give NaN.
         return jnp.sum(jnp.where(weights != 0, weights * values, 0))
 
-    def one_chunk(index, carry):
+    def one_chunk(
+        index: jax.Array, carry: tuple[jax.Array, _Gradients]
+    ) -> tuple[jax.Array, _Gradients]:
         total, (features_bar, kernel_bar, bias_bar) = carry
         of_chunk = functools.partial(_part, index, chunk)
         value, bars = jax.value_and_grad(total_of, argnums=(0, 1, 2))(
@@ -225,7 +234,9 @@ def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Ar
     return jnp.matmul(features, kernel, preferred_element_type=wide) + bias
 
 
-def _those_that_count_first(readout: Readout, chunk: int | None) -> tuple[jax.Array, Any, int]:
+def _those_that_count_first(
+    readout: Readout, chunk: int | None
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array], int]:
     """(order [full chunks], values [...] -> values in that order, positions in a chunk).
 
     Where the last chunk is not full, the order has indices past the end. They read zeros and must not be
@@ -239,7 +250,7 @@ def _those_that_count_first(readout: Readout, chunk: int | None) -> tuple[jax.Ar
     filled = jnp.full(-positions % chunk, positions, jnp.int32)
     order = jnp.concatenate([jnp.argsort(weights == 0, stable=True).astype(jnp.int32), filled])
 
-    def gather(values):
+    def gather(values: jax.Array) -> jax.Array:
         flat = values.reshape(positions, *values.shape[readout.weights.ndim :])
         return flat.at[order].get(mode="fill", fill_value=0)
 
@@ -254,13 +265,29 @@ def _log_expected(samples: int, by_frequency: np.ndarray) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ordered_cross_entropy(chunk, features, kernel, bias, labels, count):
+def _ordered_cross_entropy(
+    chunk: int,
+    features: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    labels: jax.Array,
+    count: jax.Array,
+) -> jax.Array:
     """Losses of the first `count` positions, 0 for others; their number is a multiple of `chunk`."""
     return _forward(chunk, features, kernel, bias, labels, count)[0]
 
 
-def _forward(chunk, features, kernel, bias, labels, count):
-    def one_chunk(index, carry):
+def _forward(
+    chunk: int,
+    features: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    labels: jax.Array,
+    count: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def one_chunk(
+        index: jax.Array, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         losses, log_sums = carry
         of_chunk = functools.partial(_part, index, chunk)
         logits = logits_of(of_chunk(features), kernel, bias)
@@ -275,10 +302,12 @@ def _forward(chunk, features, kernel, bias, labels, count):
     return losses, (features, kernel, bias, labels, count, log_sums)
 
 
-def _backward(chunk, saved, cotangents):
+def _backward(
+    chunk: int, saved: tuple[jax.Array, ...], cotangents: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     features, kernel, bias, labels, count, log_sums = saved
 
-    def one_chunk(index, carry):
+    def one_chunk(index: jax.Array, carry: _Gradients) -> _Gradients:
         features_bar, kernel_bar, bias_bar = carry
         of_chunk = functools.partial(_part, index, chunk)
         part = of_chunk(features)
@@ -299,11 +328,11 @@ def _backward(chunk, saved, cotangents):
 _ordered_cross_entropy.defvjp(_forward, _backward)
 
 
-def _chunks(count, chunk):
+def _chunks(count: jax.Array, chunk: int) -> jax.Array:
     return -(-count // chunk)
 
 
-def _part(index, chunk, values):
+def _part(index: jax.Array, chunk: int, values: jax.Array) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(values, index * chunk, chunk)
 
 
@@ -313,7 +342,7 @@ def _with_gradient(value: jax.Array, arguments: PyTree, gradient: PyTree) -> jax
     return value
 
 
-def _gradient_scaled(gradient, cotangent):
+def _gradient_scaled(gradient: PyTree, cotangent: jax.Array) -> tuple[None, PyTree, None]:
     scaled = jax.tree.map(lambda leaf: (leaf * cotangent).astype(leaf.dtype), gradient)
     return None, scaled, None
 

@@ -1,13 +1,15 @@
 """Rematerialisation: activations are computed again in the backward pass, to need less memory."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from fedcodist.core.model import Model
+from fedcodist.core.model import Batch, Model, Variables
+
+PyTree = Any
 
 # XLA:CPU of JAX 0.10 merges the two computations and keeps the activations, unless XLA_FLAGS has this.
 # That of JAX 0.12 does not.
@@ -35,11 +37,21 @@ def rematerialised(model: Model) -> Model:
       The model with another `apply`, which differs in training mode.
     """
 
-    def apply(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> tuple[Any, PyTree]:
         if not train:
             return model.apply(variables, batch, key=key, mask=mask, axis_name=axis_name)
 
-        def network(variables, batch, key, mask):
+        def network(
+            variables: Variables, batch: Batch, key: jax.Array | None, mask: jax.Array | None
+        ) -> tuple[Any, PyTree]:
             return model.apply(
                 variables, batch, train=True, key=key, mask=mask, axis_name=axis_name
             )
@@ -49,7 +61,7 @@ def rematerialised(model: Model) -> Model:
     return model._replace(apply=apply)
 
 
-def _in_parts(function, *arguments):
+def _in_parts(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """Calls a function with a `jax.checkpoint` around every part of its operations."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     program, rest = closed.jaxpr, list(closed.jaxpr.eqns)

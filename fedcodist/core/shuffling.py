@@ -37,7 +37,7 @@ def permuted_positions(
     salts = jax.random.bits(key, (2 * _FEISTEL_ROUNDS,), jnp.uint32)
     epoch_salt = _mix(epoch * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
 
-    def encrypt(value):
+    def encrypt(value: jax.Array) -> jax.Array:
         left, right = value >> right_bits, value & right_mask
         for index in range(_FEISTEL_ROUNDS):
             left ^= _mix(right + salts[2 * index] + epoch_salt) & left_mask
@@ -92,7 +92,7 @@ def sample_without_replacement(key: jax.Array, population: int, count: int) -> j
     last = jnp.arange(population - count, population, dtype=jnp.int32)
     draws = jax.random.randint(key, (count,), 0, last + 1, dtype=jnp.int32)
 
-    def step(index, chosen):
+    def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
         draw = draws[index]
         taken = jnp.any(chosen == draw)
         return chosen.at[index].set(jnp.where(taken, last[index], draw))

@@ -16,7 +16,7 @@ def strongly_typed(tree: PyTree) -> PyTree:
     the program then compiles again for it.
     """
 
-    def strong(leaf):
+    def strong(leaf: Any) -> jax.Array:
         is_key = jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.extended)
         return leaf if is_key else jnp.asarray(leaf, jnp.result_type(leaf))
 

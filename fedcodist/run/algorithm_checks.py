@@ -156,7 +156,7 @@ def _check_metrics(algorithm: Any, metrics: Mapping[str, Any]) -> None:
 def _client_states(algorithm: Any, pool: str, selection: Selection) -> PyTree:
     (cohort,) = selection.clients[pool].shape
 
-    def stacked(leaf):
+    def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
         dtype = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
         return jax.ShapeDtypeStruct((cohort, *np.shape(leaf)), dtype)
 

@@ -1,7 +1,7 @@
 """Training between evaluations: many rounds per dispatch, or one round if data are streamed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.devices import from_all_processes
+from fedcodist.core.inputs import Inputs
 from fedcodist.run.programs import Programs, own_devices, place_inputs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
@@ -30,6 +31,10 @@ class Trained(NamedTuple):
     client_states: PyTree
 
 
+# (trained, first round, at most so many rounds) -> (trained, metric -> [seeds, rounds trained])
+Train = Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]
+
+
 def in_blocks(
     programs: Programs,
     data: ResidentData | StreamedData,
@@ -38,7 +43,7 @@ def in_blocks(
     seeds: jax.Array,
     hyper: PyTree,
     host_client_states: HostClientStates | None,
-) -> Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]:
+) -> Train:
     """Returns a function that trains several rounds, on data of either kind.
 
     Args:
@@ -60,9 +65,9 @@ def in_blocks(
     if isinstance(data, StreamedData):
         assert host_client_states is not None
         return _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states)
-    rounds_per_second = None
+    rounds_per_second: float | None = None
 
-    def train(trained, round, at_most):
+    def train(trained: Trained, round: int, at_most: int) -> tuple[Trained, dict[str, np.ndarray]]:
         nonlocal rounds_per_second
         count = 1
         if rounds_per_second is not None:
@@ -81,14 +86,22 @@ def in_blocks(
     return train
 
 
-def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
+def _streamed(
+    programs: Programs,
+    data: StreamedData,
+    rounds: int,
+    mesh: Mesh | None,
+    seeds: jax.Array,
+    hyper: PyTree,
+    host_client_states: HostClientStates,
+) -> Train:
     """As `in_blocks`: one round per dispatch, while the next round's examples are gathered."""
-    ahead = None
+    ahead: Iterator[Inputs] | None = None
     host_seeds = [int(seed) for seed in np.asarray(seeds)]
     devices, local = 1 if mesh is None else mesh.size, own_devices(mesh)
 
-    def inputs_from(round):
-        def read(index):
+    def inputs_from(round: int) -> Iterator[Inputs]:
+        def read(index: int) -> Inputs:
             selections = [
                 jax.tree.map(np.asarray, programs.select(seed, index)) for seed in host_seeds
             ]
@@ -96,7 +109,7 @@ def _streamed(programs, data, rounds, mesh, seeds, hyper, host_client_states):
 
         return data.ahead(read, range(round, rounds))
 
-    def train(trained, round, at_most):
+    def train(trained: Trained, round: int, at_most: int) -> tuple[Trained, dict[str, np.ndarray]]:
         nonlocal ahead
         count = at_most if ahead else 1
         ahead = ahead or inputs_from(round)

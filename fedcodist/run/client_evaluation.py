@@ -62,7 +62,9 @@ def client_evaluation(
         ).clients.items()
     }
 
-    def states_of(group, split, clients, client_states):
+    def states_of(
+        group: str, split: ClientSplit, clients: np.ndarray, client_states: PyTree
+    ) -> tuple[PyTree, np.ndarray]:
         """(client states, leaves [seeds, some, ...], the place of each client among them)."""
         models = all_client_models(algorithm)[group]
         if models.client_states is not None:
@@ -80,7 +82,14 @@ def client_evaluation(
         states = host_client_states.gather({group: wanted})[group]
         return replicate(states, mesh), np.arange(len(clients))
 
-    def measure(state, client_states, group, split, reader, fine_tuned):
+    def measure(
+        state: PyTree,
+        client_states: PyTree,
+        group: str,
+        split: ClientSplit,
+        reader: _Reader,
+        fine_tuned: bool,
+    ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
         """model -> metric -> [seeds, clients] of one pool or architecture on one split."""
         measured = measured_clients(split, algorithm, group)
         count = len(measured)
@@ -106,7 +115,9 @@ def client_evaluation(
             parts.append(jax.tree.map(lambda leaf, new=is_new: np.asarray(leaf)[:, new], values))
         return measured, jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
-    def evaluate(state, client_states, splits, fine_tuned):
+    def evaluate(
+        state: PyTree, client_states: PyTree, splits: Mapping[str, ClientSplit], fine_tuned: bool
+    ) -> ClientEvaluation:
         evaluation: dict[str, dict[str, ClientMetrics]] = {}
         for name, split in splits.items():
             reader = readers.get(name) or _Reader(split, data, mesh)

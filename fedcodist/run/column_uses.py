@@ -124,7 +124,9 @@ def of_column(column: Any) -> Followed:
 UNKNOWN = Followed()
 
 
-def _follow(jaxpr: Any, constants: Sequence[Followed], arguments: Sequence[Followed], uses: Uses):
+def _follow(
+    jaxpr: Any, constants: Sequence[Followed], arguments: Sequence[Followed], uses: Uses
+) -> list[Followed]:
     known = dict(zip(jaxpr.constvars, constants, strict=True))
     known |= dict(zip(jaxpr.invars, arguments, strict=True))
 
@@ -291,7 +293,7 @@ def _scan(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]
     held, xs = operands[:first], operands[last:]
     others: list[Followed] = []
 
-    def one_pass(carry):
+    def one_pass(carry: list[Followed]) -> list[Followed]:
         results = _inside(inner, [*held, *carry, *xs], uses)
         others[:] = results[carried:]
         return results[:carried]

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
-from fedcodist.core.model import variable_shapes
+from fedcodist.core.model import Batch, Variables, variable_shapes
 from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.run.client_splits import all_splits
@@ -210,7 +210,7 @@ def _client_name(client: int, client_ids: Any) -> str:
 def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor, PyTree]]:
     """Every model that is evaluated, personal models too, with the shapes of its variables."""
 
-    def all_variables(key):
+    def all_variables(key: jax.Array) -> dict[str, Variables]:
         state = algorithm.init(key)
         return {
             name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
@@ -233,12 +233,14 @@ def _evaluation_uses(
     """The uses of a split's columns in evaluation: by the network, and by loss and metrics."""
     model = predictor.model
 
-    def outputs_of(columns, variables):
+    def outputs_of(
+        columns: dict[str, jax.Array], variables: PyTree
+    ) -> tuple[dict[str, jax.Array], Any]:
         positions = jnp.arange(2)
         batch = experiment.evaluation_preprocess(columns, jax.random.key(0), positions)
         return dict(batch), predictor.predict(variables, batch)
 
-    def measures_of(batch, outputs):
+    def measures_of(batch: Batch, outputs: Any) -> tuple[jax.Array, list[Any]]:
         return model.loss(outputs, batch), [
             statistic(outputs, batch) for statistic in model.metrics.values()
         ]
@@ -281,7 +283,16 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), first
     )
 
-    def one_round(columns, starts, sizes, state, client_states, index, key, hyper):
+    def one_round(
+        columns: Mapping[str, Mapping[str, jax.Array]],
+        starts: jax.Array,
+        sizes: jax.Array,
+        state: PyTree,
+        client_states: PyTree,
+        index: jax.Array,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
         data_sets = {name: columns[name] for name in columns if name != _CLIENTS}
         source = ResidentData(columns[_CLIENTS], starts, sizes, data_sets, capacity)
         inputs = source.read(algorithm.select(index, key))

@@ -73,7 +73,7 @@ def evaluate(
     batch_size = min(batch_size, -(-count // devices))
     steps = -(-count // (batch_size * devices))
 
-    def computed_at(index):
+    def computed_at(index: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array], jax.Array]:
         _, indices, is_real = batches.places(index * devices + device, batch_size, count)
         batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
         batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
@@ -103,7 +103,7 @@ def evaluate(
         if clients > 1:
             parts[f"{name}_per_client"] = metrics_lib.grouped_mean(_of(name), client_of, clients)
 
-    def step(index, accumulators):
+    def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
             name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
@@ -135,7 +135,7 @@ def evaluate_client(
     statistics, of_sums = _statistics(predictor.model), _summed_metrics(predictor.model)
     batch_size = min(batch_size, data.capacity)
 
-    def computed_at(index):
+    def computed_at(index: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array], jax.Array]:
         positions, indices, is_real = batches.places(index, batch_size, data.size)
         rows = data.start + indices
         batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
@@ -146,7 +146,7 @@ def evaluate_client(
     sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0] if of_sums else {}
     parts = _parts(statistics, of_sums, sums)
 
-    def step(index, accumulators):
+    def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
             name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))

@@ -6,13 +6,14 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import (
@@ -25,7 +26,7 @@ from fedcodist.core.checks import (
 )
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.devices import from_all_processes
-from fedcodist.core.method import FederatedAlgorithm, by_member
+from fedcodist.core.method import FederatedAlgorithm, HostState, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected
 from fedcodist.data.federated_data import FederatedData, federated_splits
@@ -34,6 +35,7 @@ from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.callbacks import (
     Callback,
+    Decision,
     call_callbacks,
     check_callbacks,
     finish_callbacks,
@@ -48,7 +50,7 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, check_client_splits, checked_client_splits
 from fedcodist.run.data_checks import check_data
-from fedcodist.run.evaluation import evaluation_split
+from fedcodist.run.evaluation import EvaluationSplit, evaluation_split
 from fedcodist.run.identity import identity_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
@@ -70,6 +72,8 @@ from fedcodist.run.run_folder import RunFolder, RunFolderError
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
+_OfSplits = dict[str, dict[str, dict[str, np.ndarray]]]  # split -> model -> metric -> [seeds, ...]
+_Evaluate = Callable[[Trained, Mapping[str, EvaluationSplit]], _OfSplits]
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
@@ -256,7 +260,7 @@ def _run(
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
     measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
 
-    def log(new):
+    def log(new: list[Record]) -> Decision:
         """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
         records.extend(new)
         if folder:
@@ -264,7 +268,7 @@ def _run(
         models = lambda: dict(_models(algorithm, _on_host(trained.state)))
         return call_callbacks(callbacks, new, models, records)
 
-    def report(round, history):
+    def report(round: int, history: list[dict[str, np.ndarray]]) -> str:
         """Evaluates, shows and logs; returns what callbacks decide."""
         _check_finite_models(round, programs.finite(trained.state), seeds)
         evaluation = evaluate(trained, splits)
@@ -284,7 +288,7 @@ def _run(
         show(round, text)
         return "" if is_last else why
 
-    def save(folder, round):
+    def save(folder: RunFolder, round: int) -> None:
         notes["seconds"] = seconds_before + time.monotonic() - started
         notes.update({"stopped": stopped} if stopped else {})
         notes.update({} if kept_state.round is None else {"kept": kept_state.round})
@@ -337,7 +341,9 @@ def _run(
     return Outcome(records, variables, summary, trained.state, kept, judge.newest())
 
 
-def _placed(experiment, mesh):
+def _placed(
+    experiment: Experiment, mesh: Mesh | None
+) -> tuple[ResidentData | StreamedData, HostClientStates | None]:
     """(the clients' data, resident ones on the devices; client states on the host for streamed ones)."""
     if isinstance(experiment.data, StreamedData):
         states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
@@ -345,14 +351,25 @@ def _placed(experiment, mesh):
     return replicate(experiment.data, mesh), None
 
 
-def _whole(algorithm, trained, host_client_states):
+def _whole(
+    algorithm: FederatedAlgorithm, trained: Trained, host_client_states: HostClientStates | None
+) -> tuple[PyTree, ...]:
     """All that a checkpoint holds of the training."""
     client_states = host_client_states.state() if host_client_states else trained.client_states
     on_host = algorithm.host_state
     return (trained.state, client_states, *((on_host.state(),) if on_host else ()))
 
 
-def _kept(experiment, kept_state, trained, host_client_states, evaluate, mesh, records, last_round):
+def _kept(
+    experiment: Experiment,
+    kept_state: KeptState,
+    trained: Trained,
+    host_client_states: HostClientStates | None,
+    evaluate: _Evaluate,
+    mesh: Mesh | None,
+    records: Sequence[Record],
+    last_round: int,
+) -> tuple[Kept | None, dict[str, Any] | None]:
     """(Kept, its models' metrics, those of final splits among them), or (None, None).
 
     States of clients on the host are the kept ones afterwards.
@@ -361,7 +378,7 @@ def _kept(experiment, kept_state, trained, host_client_states, evaluate, mesh, r
         trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
     )
     whole = kept_state.whole(like)
-    if whole is None:
+    if whole is None or kept_state.round is None:
         return None, None
     state, client_states = whole[:2]
     of_round = [record for record in records if record["round"] == kept_state.round]
@@ -541,12 +558,24 @@ def _next_evaluation(experiment: Experiment, round: int) -> int:
     return min((round // every + 1) * every, experiment.rounds, *further)
 
 
-def _start(programs, seeds, mesh, folder, experiment, host_client_states):
+def _start(
+    programs: Programs,
+    seeds: jax.Array,
+    mesh: Mesh | None,
+    folder: RunFolder | None,
+    experiment: Experiment,
+    host_client_states: HostClientStates | None,
+) -> tuple[Trained, int, dict[str, Any]]:
     """(Trained, round, notes) of the newest checkpoint, or of the run's start if there is none.
 
     Client states and algorithm states on the host are restored too.
     """
-    notes = {"seconds": 0.0, "metrics_length": 0, "timed_rounds": 0, "timed_seconds": 0.0}
+    notes: dict[str, Any] = {
+        "seconds": 0.0,
+        "metrics_length": 0,
+        "timed_rounds": 0,
+        "timed_seconds": 0.0,
+    }
     if experiment.start is None:
         state = programs.init(seeds)
     else:
@@ -565,7 +594,7 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
             _warn_of_damaged(
                 set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved
             )
-    if saved is None:
+    if folder is None or saved is None:
         if folder:
             folder.keep_metrics(0)
         return Trained(state, replicate(client_states, mesh)), 0, notes
@@ -584,7 +613,12 @@ def _start(programs, seeds, mesh, folder, experiment, host_client_states):
     return Trained(*replicate((state, client_states), mesh)), saved.round, notes | saved.notes
 
 
-def _whole_shapes(state, client_states, host_client_states, host_state):
+def _whole_shapes(
+    state: PyTree,
+    client_states: PyTree,
+    host_client_states: HostClientStates | None,
+    host_state: HostState | None,
+) -> tuple[PyTree, ...]:
     """The shapes of a checkpoint's state."""
     of_clients = host_client_states.shapes() if host_client_states else _shapes(client_states)
     return (_shapes(state), of_clients, *((host_state.shapes(),) if host_state else ()))
@@ -626,11 +660,18 @@ def _check_same_round(round: int, folder: RunFolder) -> None:
             )
 
 
-def _on_devices(splits, mesh):
+def _on_devices(
+    splits: Mapping[str, FederatedData], mesh: Mesh | None
+) -> dict[str, EvaluationSplit]:
     return replicate({name: evaluation_split(data) for name, data in splits.items()}, mesh)
 
 
-def _evaluation(programs, experiment, mesh, host_client_states):
+def _evaluation(
+    programs: Programs,
+    experiment: Experiment,
+    mesh: Mesh | None,
+    host_client_states: HostClientStates | None,
+) -> _Evaluate:
     """Returns (Trained, splits) -> split -> model -> metric -> [seeds, ...] on the host.
 
     Metrics of personal models are means over clients; `<metric>_per_client` has all clients.
@@ -643,14 +684,15 @@ def _evaluation(programs, experiment, mesh, host_client_states):
     }
     selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
 
-    def personal_on_device(trained, splits):
+    def personal_on_device(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> PyTree:
         client_states = {pool: trained.client_states[pool] for pool in sampled}
         return programs.evaluate_personal(
             trained.state, client_states, replicate(sampled, mesh), splits
         )
 
-    def personal_on_host(trained, splits):
+    def personal_on_host(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> PyTree:
         """Evaluates as many clients at once as there are in a round, which fit on the device."""
+        assert host_client_states is not None
         evaluation: dict[str, dict[str, Any]] = {}
         for pool, places in sampled.items():
             size = selection.clients[pool].shape[-1]
@@ -671,7 +713,7 @@ def _evaluation(programs, experiment, mesh, host_client_states):
                 evaluation.setdefault(split, {}).update(models)
         return evaluation
 
-    def evaluate(trained, splits):
+    def evaluate(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
         evaluation = _on_host(programs.evaluate(trained.state, splits))
         if sampled:
             of_clients = personal_on_host if host_client_states else personal_on_device
@@ -689,7 +731,9 @@ def _evenly(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
 
 
-def _check_finite(round, history, seeds, algorithm):
+def _check_finite(
+    round: int, history: Mapping[str, np.ndarray], seeds: np.ndarray, algorithm: FederatedAlgorithm
+) -> None:
     """Raises TrainingDiverged that names the first pool, in the first round, that was not finite."""
     # Within a round, clients' updates come before the models made of them, which may be other pools'.
     bad = [
@@ -707,7 +751,7 @@ def _check_finite(round, history, seeds, algorithm):
         )
 
 
-def _check_finite_models(round, finite, seeds):
+def _check_finite_models(round: int, finite: Mapping[str, jax.Array], seeds: np.ndarray) -> None:
     """Raises TrainingDiverged for a model that is not finite after codistillation or a server update."""
     for model, good in _on_host(finite).items():
         if not good.all():

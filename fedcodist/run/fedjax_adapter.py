@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import mask_of_round
+from fedcodist.core.aggregation import ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Cohort
+from fedcodist.core.inputs import ClientData, Cohort
 from fedcodist.core.method import FederatedMethod
 
 PyTree = Any
@@ -53,8 +53,10 @@ def as_fedjax(
     hyper = method.hyper if hyper is None else hyper
 
     def apply(
-        server_state, clients: Sequence[tuple[Any, Mapping[str, np.ndarray], jax.Array]], round=0
-    ):
+        server_state: PyTree,
+        clients: Sequence[tuple[Any, Mapping[str, np.ndarray], jax.Array]],
+        round: int = 0,
+    ) -> tuple[PyTree, dict[str, dict[str, float]]]:
         if not clients:
             raise ValueError("clients must hold at least one (client_id, columns, key), got none.")
         ids, datasets, client_keys = zip(*clients, strict=True)
@@ -69,7 +71,9 @@ def as_fedjax(
         )
         message = method.broadcast(server_state)
 
-        def client_update(message, client_key, data, key):
+        def client_update(
+            message: PyTree, client_key: jax.Array, data: ClientData, key: jax.Array
+        ) -> ClientResult:
             return method.client_update(
                 message, method.init_client_state(), data, client_key, hyper
             )

@@ -279,7 +279,12 @@ def supervise(
     )
 
 
-def _supervised(command, processes, newest_checkpoint, logs):
+def _supervised(
+    command: Sequence[str],
+    processes: int,
+    newest_checkpoint: Callable[[], str | None],
+    logs: Path | None,
+) -> int:
     attempts, seen = 0, newest_checkpoint()
     while True:
         port, started = _free_port(), []
@@ -324,7 +329,7 @@ def supervise_host(command: Sequence[str]) -> int:
     return until_interrupted(lambda: _supervised_host(command), f"interrupted: {_RESUME}.")
 
 
-def _supervised_host(command):
+def _supervised_host(command: Sequence[str]) -> int:
     reading, writing = os.pipe()
     joined = {RANK: "0", COUNT: "1", _JOINED: str(writing)}
     child = start(command, env=os.environ | joined, stdin=subprocess.DEVNULL, pass_fds=(writing,))
@@ -350,7 +355,9 @@ def _supervised_host(command):
     return 1
 
 
-def _start_local(command, rank, processes, port, logs):
+def _start_local(
+    command: Sequence[str], rank: int, processes: int, port: int, logs: Path | None
+) -> subprocess.Popen:
     environment = {RANK: str(rank), COUNT: str(processes), COORDINATOR: f"127.0.0.1:{port}"}
     if logs is not None:
         environment[_LOGS] = str(logs)
@@ -444,7 +451,7 @@ def _connect_devices() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
     nothing = jax.sharding.PartitionSpec()
 
-    def total():
+    def total() -> jax.Array:
         # The sum of a constant would be computed without any connection.
         return jax.lax.psum(jax.lax.axis_index("devices"), "devices")
 

@@ -78,7 +78,9 @@ def _check_evaluation(
                 continue
             seen.add((name, kinds))
 
-            def measured(variables, examples, predictor=predictor):
+            def measured(
+                variables: Variables, examples: EvaluationSplit, predictor: Predictor = predictor
+            ) -> dict[str, jax.Array]:
                 return evaluate(
                     predictor,
                     variables,

@@ -24,6 +24,7 @@ from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
 from fedcodist.core.method import (
     ClientModels,
     FederatedAlgorithm,
+    PersonalModel,
     Predictor,
     all_client_models,
     by_member,
@@ -31,13 +32,19 @@ from fedcodist.core.method import (
 )
 from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.run.evaluation import EvaluationSplit, evaluate_client
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
-from fedcodist.run.evaluation import evaluate_client
 from fedcodist.run.sources import ResidentData
 
 PyTree = Any
 AXIS = "clients"
 _SHARDED = PartitionSpec(None, AXIS)  # [seeds, one part per device, ...]
+# a function of one seed -> a function of all seeds, on a further leading axis
+_OverSeeds = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
+# (state, client states, metrics)
+_AfterRounds = tuple[PyTree, PyTree, dict[str, jax.Array]]
+_OfModels = dict[str, dict[str, jax.Array]]  # model -> metric -> value
+_OfSplits = dict[str, _OfModels]
 
 
 class Programs(NamedTuple):
@@ -84,7 +91,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.tree.map(jnp.asarray, tree)
     sharding = NamedSharding(mesh, PartitionSpec())
 
-    def put(leaf):
+    def put(leaf: Any) -> jax.Array:
         leaf = np.asarray(leaf)
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
@@ -110,12 +117,12 @@ def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
     devices = own_devices(mesh)
     sharding = NamedSharding(mesh, _SHARDED)
 
-    def deal(leaf):
+    def deal(leaf: np.ndarray) -> jax.Array:
         parts = dict(zip(devices, np.split(leaf, len(devices), axis=1), strict=True))
         length = leaf.shape[1] // len(devices)
         shape = (leaf.shape[0], length * mesh.size, *leaf.shape[2:])
 
-        def part(index: Any):
+        def part(index: Any) -> np.ndarray:
             return parts[(index[1].start or 0) // length]
 
         return jax.make_array_from_callback(shape, sharding, part)
@@ -149,9 +156,10 @@ def build_programs(
         settings of a tuner's trials, which then are trained at once.
     """
     axis = None if mesh is None else AXIS
-    over_seeds = {"map": _map_seeds, "vmap": jax.vmap}[seeds_loop]
+    loops: dict[str, _OverSeeds] = {"map": _map_seeds, "vmap": jax.vmap}
+    over_seeds = loops[seeds_loop]
 
-    def init(seeds):
+    def init(seeds: jax.Array) -> PyTree:
         return over_seeds(lambda seed: strongly_typed(algorithm.init(jax.random.key(seed))))(seeds)
 
     train, train_streamed = _training(algorithm, interval, over_seeds, axis, hyper_per_seed)
@@ -163,9 +171,13 @@ def build_programs(
     )
     evaluate, finite, evaluate_personal = _evaluation(algorithm, over_seeds, measure)
 
-    def compiled(function, specs=lambda *arguments: PartitionSpec(), **options):
+    def compiled(
+        function: Callable[..., Any],
+        specs: Callable[..., Any] = lambda *arguments: PartitionSpec(),
+        **options: Any,
+    ) -> Callable[..., Any]:
         @functools.wraps(function)
-        def dealt(*arguments):
+        def dealt(*arguments: PyTree) -> PyTree:
             return jax.shard_map(
                 function,
                 mesh=mesh,
@@ -201,21 +213,44 @@ def build_programs(
     )
 
 
-def _training(algorithm, interval, over_seeds, axis, hyper_per_seed):
+def _training(
+    algorithm: FederatedAlgorithm,
+    interval: int,
+    over_seeds: _OverSeeds,
+    axis: str | None,
+    hyper_per_seed: bool,
+) -> tuple[Callable[..., _AfterRounds], Callable[..., _AfterRounds]]:
     """Returns (train, train_streamed) of `Programs`."""
 
-    def train_round(state, client_states, root, index, hyper, inputs):
+    def train_round(
+        state: PyTree,
+        client_states: PyTree,
+        root: jax.Array,
+        index: jax.Array,
+        hyper: PyTree,
+        inputs: Inputs,
+    ) -> _AfterRounds:
         round = Round(index, root, inputs, axis)
         state, client_states, metrics = traced_once(algorithm.round)(
             state, client_states, round, hyper
         )
         return *strongly_typed((state, client_states)), metrics
 
-    def train(state, client_states, seeds, first, count, hyper, data: ResidentData):
-        def one_seed(state, client_states, seed, hyper=hyper):
+    def train(
+        state: PyTree,
+        client_states: PyTree,
+        seeds: jax.Array,
+        first: jax.Array,
+        count: jax.Array,
+        hyper: PyTree,
+        data: ResidentData,
+    ) -> _AfterRounds:
+        def one_seed(
+            state: PyTree, client_states: PyTree, seed: jax.Array, hyper: PyTree = hyper
+        ) -> _AfterRounds:
             root = jax.random.key(seed)
 
-            def step(state, client_states, round):
+            def step(state: PyTree, client_states: PyTree, round: jax.Array) -> _AfterRounds:
                 selection = algorithm.select(round, root)
                 cohort_states = gather(algorithm.client_states, client_states, selection.clients)
                 state, cohort_states, metrics = train_round(
@@ -226,7 +261,7 @@ def _training(algorithm, interval, over_seeds, axis, hyper_per_seed):
                 )
                 return state, client_states, metrics
 
-            def one_round(index, carry):
+            def one_round(index: jax.Array, carry: _AfterRounds) -> _AfterRounds:
                 state, client_states, history = carry
                 state, client_states, metrics = step(state, client_states, first + index)
                 history = {name: history[name].at[index].set(metrics[name]) for name in history}
@@ -239,8 +274,17 @@ def _training(algorithm, interval, over_seeds, axis, hyper_per_seed):
         of_seeds = (state, client_states, seeds) + ((hyper,) if hyper_per_seed else ())
         return over_seeds(one_seed)(*of_seeds)
 
-    def train_streamed(state, client_states, seeds, round, hyper, inputs: Inputs):
-        def one_seed(state, client_states, seed, inputs):
+    def train_streamed(
+        state: PyTree,
+        client_states: PyTree,
+        seeds: jax.Array,
+        round: jax.Array,
+        hyper: PyTree,
+        inputs: Inputs,
+    ) -> _AfterRounds:
+        def one_seed(
+            state: PyTree, client_states: PyTree, seed: jax.Array, inputs: Inputs
+        ) -> _AfterRounds:
             root = jax.random.key(seed)
             state, client_states, metrics = train_round(
                 state, client_states, root, round, hyper, inputs
@@ -252,7 +296,11 @@ def _training(algorithm, interval, over_seeds, axis, hyper_per_seed):
     return train, train_streamed
 
 
-def _evaluation(algorithm, over_seeds, measure):
+def _evaluation(
+    algorithm: FederatedAlgorithm,
+    over_seeds: _OverSeeds,
+    measure: Callable[[Predictor, PyTree, EvaluationSplit], dict[str, jax.Array]],
+) -> tuple[Callable[..., _OfSplits], Callable[..., dict[str, jax.Array]], Callable[..., _OfSplits]]:
     """Returns (evaluate, finite, evaluate_personal) of `Programs`.
 
     Args:
@@ -262,12 +310,14 @@ def _evaluation(algorithm, over_seeds, measure):
     """
     predictors = algorithm.predictors
 
-    def evaluate(state, splits):
-        def alike(names, variables, examples):
+    def evaluate(state: PyTree, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
+        def alike(
+            names: list[str], variables: Mapping[str, PyTree], examples: EvaluationSplit
+        ) -> _OfModels:
             """Models of one network, by one program."""
             predictor = predictors[names[0]]
 
-            def one_model(variables):
+            def one_model(variables: PyTree) -> dict[str, jax.Array]:
                 return measure(predictor, variables, examples)
 
             if len(names) == 1 and not predictor.members:
@@ -279,7 +329,7 @@ def _evaluation(algorithm, over_seeds, measure):
                 predictor = predictor._replace(members=tuple(names))
             return by_member(names[0], predictor, jax.lax.map(one_model, stacked))
 
-        def one_seed(state):
+        def one_seed(state: PyTree) -> _OfSplits:
             variables = {n: predictor.variables(state) for n, predictor in predictors.items()}
             groups = _of_one_network(predictors, variables)
             return {
@@ -293,8 +343,8 @@ def _evaluation(algorithm, over_seeds, measure):
 
         return over_seeds(one_seed)(state)
 
-    def finite(state):
-        def one_seed(state):
+    def finite(state: PyTree) -> dict[str, jax.Array]:
+        def one_seed(state: PyTree) -> dict[str, jax.Array]:
             by_model: dict[str, jax.Array] = {}
             for name, predictor in algorithm.predictors.items():
                 over_members = jax.vmap(is_finite) if predictor.members else is_finite
@@ -303,19 +353,30 @@ def _evaluation(algorithm, over_seeds, measure):
 
         return over_seeds(one_seed)(state)
 
-    def evaluate_personal(state, client_states, places, splits):
-        def all_clients(state, client_states, personal, places, examples):
+    def evaluate_personal(
+        state: PyTree,
+        client_states: Mapping[str, PyTree],
+        places: Mapping[str, jax.Array],
+        splits: Mapping[str, EvaluationSplit],
+    ) -> _OfSplits:
+        def all_clients(
+            state: PyTree,
+            client_states: PyTree,
+            personal: PersonalModel,
+            places: jax.Array,
+            examples: EvaluationSplit,
+        ) -> dict[str, jax.Array]:
             predictor = single_model(
                 personal.model, lambda client_state: personal.variables(state, client_state)
             )
 
-            def one_client(place):
+            def one_client(place: jax.Array) -> dict[str, jax.Array]:
                 client_state = jax.tree.map(lambda leaf: leaf[place], client_states)
                 return measure(predictor, predictor.variables(client_state), examples)
 
             return jax.lax.map(one_client, places)
 
-        def one_seed(state, client_states):
+        def one_seed(state: PyTree, client_states: Mapping[str, PyTree]) -> _OfSplits:
             return {
                 split: {
                     name: all_clients(state, states_of_pool, personal, places[pool], examples)
@@ -359,7 +420,7 @@ def _shapes(tree: PyTree) -> PyTree:
 def _of_clients(
     models: ClientModels,
     group: str,
-    over_seeds: Callable[..., Any],
+    over_seeds: _OverSeeds,
     batch_size: int,
     preprocess: Preprocess,
     axis_name: str | None,
@@ -367,16 +428,22 @@ def _of_clients(
     """Returns `Programs.evaluate_clients` of one pool or architecture."""
 
     def evaluate_clients(
-        state, client_states, places, seeds, hyper, tested: Cohort, trained: Cohort | None
-    ):
-        def one_seed(state, client_states, seed):
+        state: PyTree,
+        client_states: PyTree,
+        places: jax.Array,
+        seeds: jax.Array,
+        hyper: PyTree,
+        tested: Cohort,
+        trained: Cohort | None,
+    ) -> _OfModels:
+        def one_seed(state: PyTree, client_states: PyTree, seed: jax.Array) -> PyTree:
             stored = client_states
             if models.client_states is not None:
                 stored = models.client_states(state)
             chosen = jax.tree.map(lambda leaf: leaf[places], stored)
             slots = (chosen, *((trained.starts, trained.sizes) if trained is not None else ()))
 
-            def measured(_, slot, data, key):
+            def measured(_: PyTree, slot: PyTree, data: ClientData, key: jax.Array) -> ClientResult:
                 client_state, *rows = slot
                 variables = models.variables(state, client_state)
                 if trained is not None and models.fine_tuned is not None:
@@ -402,7 +469,7 @@ def _of_clients(
     return evaluate_clients
 
 
-def _streamed_specs(*arguments):
+def _streamed_specs(*arguments: PyTree) -> tuple[PyTree, ...]:
     """Everything is replicated except the columns of cohorts, which `place_inputs` shards."""
     *others, inputs = jax.tree.map(lambda leaf: PartitionSpec(), arguments)
     cohorts = {
@@ -412,5 +479,5 @@ def _streamed_specs(*arguments):
     return (*others, replace(inputs, cohorts=cohorts))
 
 
-def _map_seeds(function):
+def _map_seeds(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return lambda *arguments: jax.lax.map(lambda of_seed: function(*of_seed), arguments)
