@@ -125,9 +125,6 @@ def compressed(
     _check(method, num_rounds, observe_gradient)
     inner_gradient = method.gradient
 
-    def init(key: jax.Array) -> CompressedServer:
-        return first_server(method, downlink, key)
-
     def broadcast(server: CompressedServer) -> CompressedMessage:
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
 
@@ -180,31 +177,19 @@ def compressed(
         inner = method.set_model(server.inner, new, reset_optimizer)
         return written(method, downlink, num_rounds, server, inner, server.before)
 
-    def within(model: PersonalModel) -> PersonalModel:
-        return model._replace(
-            variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
-        )
-
-    def fine_tune(
-        server: CompressedServer,
-        client_state: CompressedClientState,
-        data: ClientData,
-        key: jax.Array,
-        hyper: PyTree,
-    ) -> dict[str, Variables]:
-        # Nothing of it is sent, so nothing is compressed.
-        return fine_tuned_models(method, server.inner, client_state.inner, data, key, hyper)
-
     return method._replace(
-        init=init,
-        fine_tune=fine_tune,
+        init=lambda key: first_server(method, downlink, key),
+        # Nothing of it is sent, so nothing is compressed.
+        fine_tune=lambda server, client_state, *others: fine_tuned_models(
+            method, server.inner, client_state.inner, *others
+        ),
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
         init_client_state=lambda: first_client_state(method, uplink),
-        personal_models={name: within(model) for name, model in method.personal_models.items()},
+        personal_models={name: _within(model) for name, model in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
 
@@ -219,6 +204,13 @@ def _check(method: FederatedMethod, num_rounds: int, observe_gradient: Observer 
         raise ValueError(
             "observe_gradient must be None for a method that does not tell its gradient."
         )
+
+
+def _within(model: PersonalModel) -> PersonalModel:
+    """A method's personal model, of the server and the client states that `compressed` makes."""
+    return model._replace(
+        variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
+    )
 
 
 def first_client_state(method: FederatedMethod, uplink: Compressor | None) -> CompressedClientState:

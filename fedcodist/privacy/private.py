@@ -110,9 +110,6 @@ def private(
     if adaptive is not None:
         z = remaining_multiplier(z, adaptive.count_deviation)
 
-    def init(key: jax.Array) -> PrivateServer:
-        return PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
-
     def broadcast(server: PrivateServer) -> PrivateMessage:
         return PrivateMessage(method.broadcast(server.inner), server.clip, server.noise_multiplier)
 
@@ -129,9 +126,7 @@ def private(
         weight = jnp.ones((), jnp.float32)
         if weight_clip is not None:
             weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
-        extra = result.extra
-        if extra_clip is not None:
-            extra = clipped(extra, extra_clip)
+        extra = result.extra if extra_clip is None else clipped(result.extra, extra_clip)
         if adaptive is not None:
             # Andrew et al., algorithm 1: the client tells whether it was within the bound.
             within = is_within(result.update, message.clip).astype(jnp.float32)
@@ -159,17 +154,12 @@ def private(
     def set_model(server: PrivateServer, new: Variables, reset_optimizer: bool) -> PrivateServer:
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
 
-    def fine_tune(
-        server: PrivateServer, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
-    ) -> dict[str, Variables]:
-        return fine_tuned_models(method, server.inner, client_state, data, key, hyper)
-
     bounds = {"statistics": statistics_clip, "extra": extra_clip}
     bounds["weight"] = None if weight_clip is None else 1.0
     fixed = {part: bound for part, bound in bounds.items() if bound is not None}
     return method._replace(
         name=f"private_{method.name}",
-        init=init,
+        init=lambda key: PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z)),
         broadcast=broadcast,
         client_update=client_update,
         reduce=noised_mean(method.reduce, fixed, expected_clients, adaptive),
@@ -179,7 +169,7 @@ def private(
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
         sends_models=False,  # a server gets noised sums and no client's model
         gradient=None,
-        fine_tune=fine_tune,
+        fine_tune=lambda server, *others: fine_tuned_models(method, server.inner, *others),
         privacy=PrivateSends(float(noise_multiplier), expected_clients),
     )
 
