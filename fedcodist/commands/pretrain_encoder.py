@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _experiment(settings: argparse.Namespace) -> "Experiment":
     """One party with all texts. Raises ValueError that names a setting out of range."""
+    import jax
     import jax.numpy as jnp
     import numpy as np
     import optax
@@ -113,7 +114,7 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     }
     steps = settings.epochs * -(-texts["train"].num_examples // settings.batch_size)
 
-    def optimizer(rate):
+    def optimizer(rate: jax.Array | float) -> optax.GradientTransformation:
         rises = max(1.0, WARM_UP * steps)
         rate_at = lambda step: (
             rate * jnp.minimum((step + 1) / rises, (steps - step) / max(1.0, steps - rises))

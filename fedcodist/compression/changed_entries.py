@@ -1,11 +1,13 @@
 """Lossless compression of sparse trees: the entries that are not zero."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, taken
+from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.trees import flat, size_of, unflat
 
@@ -18,23 +20,25 @@ def changed_entries() -> Compressor:
     It is for updates that are sparse already, such as FetchSGD's.
     """
 
-    def count(vector):
+    def count(vector: jax.Array) -> jax.Array:
         return jnp.sum(vector != 0, dtype=jnp.int32)
 
-    def compress(tree, memory, key, progress):
+    def compress(
+        tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
+    ) -> tuple[jax.Array, PyTree]:
         return flat(tree), memory
 
-    def payload(vector):
+    def payload(vector: jax.Array) -> jax.Array:
         return jnp.minimum(8 * count(vector), tree_bytes(vector))
 
-    def pack(vector):
+    def pack(vector: jax.Array | np.ndarray) -> dict[str, np.ndarray]:
         vector = np.asarray(vector)
         indices = np.flatnonzero(vector).astype(np.int32)
         if 8 * len(indices) >= vector.nbytes:
             return {"whole": vector}
         return {"values": vector[indices], "indices": indices}
 
-    def unpack(arrays, like):
+    def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> np.ndarray:
         size = size_of(like)
         if "whole" in arrays:
             check_names(arrays, ["whole"])

@@ -6,17 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.compression.compressor import Compressor
+from fedcodist.compression.compressor import Compressor, Progress
 from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.method import FederatedMethod, fine_tuned_models
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.method import FederatedMethod, PersonalModel, fine_tuned_models
 from fedcodist.core.model import Variables
 from fedcodist.core.parts import joined
 
 PyTree = Any
-Observer = Callable[[PyTree, Any], dict[str, jax.Array]]
+Observer = Callable[[PyTree, Progress], dict[str, jax.Array]]
 
 
 class Downlink(NamedTuple):
@@ -123,13 +125,16 @@ def compressed(
     _check(method, num_rounds, observe_gradient)
     inner_gradient = method.gradient
 
-    def init(key):
-        return first_server(method, downlink, key)
-
-    def broadcast(server):
+    def broadcast(server: CompressedServer) -> CompressedMessage:
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: CompressedMessage,
+        client_state: CompressedClientState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> ClientResult:
         result = method.client_update(message.inner, client_state.inner, data, key, hyper)
         if "bytes_up" in result.metrics:
             raise ValueError("method must not be one that sends less than its model by itself.")
@@ -157,36 +162,34 @@ def compressed(
             metrics=result.metrics | metrics,
         )
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: CompressedServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> CompressedServer:
         params = method.broadcast(server.inner).params
         before = Downlink(params, server.memory, server.sent)
         inner = method.server_update(server.inner, aggregate, round, hyper)
         after = jnp.asarray(round, jnp.int32) + 1
         return written(method, downlink, num_rounds, server._replace(round=after), inner, before)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(
+        server: CompressedServer, new: Variables, reset_optimizer: bool
+    ) -> CompressedServer:
         inner = method.set_model(server.inner, new, reset_optimizer)
         return written(method, downlink, num_rounds, server, inner, server.before)
 
-    def within(model):
-        return model._replace(
-            variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
-        )
-
-    def fine_tune(server, client_state, data, key, hyper):
-        # Nothing of it is sent, so nothing is compressed.
-        return fine_tuned_models(method, server.inner, client_state.inner, data, key, hyper)
-
     return method._replace(
-        init=init,
-        fine_tune=fine_tune,
+        init=lambda key: first_server(method, downlink, key),
+        # Nothing of it is sent, so nothing is compressed.
+        fine_tune=lambda server, client_state, *others: fine_tuned_models(
+            method, server.inner, client_state.inner, *others
+        ),
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
         init_client_state=lambda: first_client_state(method, uplink),
-        personal_models={name: within(model) for name, model in method.personal_models.items()},
+        personal_models={name: _within(model) for name, model in method.personal_models.items()},
         gradient=None,  # whoever looks at it does so here
     )
 
@@ -201,6 +204,13 @@ def _check(method: FederatedMethod, num_rounds: int, observe_gradient: Observer 
         raise ValueError(
             "observe_gradient must be None for a method that does not tell its gradient."
         )
+
+
+def _within(model: PersonalModel) -> PersonalModel:
+    """A method's personal model, of the server and the client states that `compressed` makes."""
+    return model._replace(
+        variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
+    )
 
 
 def first_client_state(method: FederatedMethod, uplink: Compressor | None) -> CompressedClientState:

@@ -1,12 +1,16 @@
 """A reduction whose clients' updates travel compressed, for methods that take a `reduce`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedcodist.compression.compressor import Compressor
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Measured, Reduce, weighted_mean
+from fedcodist.core.aggregation import Aggregate, ClientResult, Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
+
+PyTree = Any
 
 
 def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> Reduce:
@@ -30,7 +34,7 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         raise ValueError("reduce must not be a secure sum, which is of compressed updates.")
     inner = weighted_mean() if reduce is None else reduce
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, Measured]:
         update = result.update
         if not jax.tree.leaves(update):  # a pass in which clients send nothing
             return inner.prepare(result, key), Measured(())
@@ -42,7 +46,7 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         measured = compressor.payload(message).astype(jnp.float32), jnp.ones((), jnp.float32)
         return inner.prepare(result._replace(update=restored), key), Measured(measured)
 
-    def finalize(total, message, key):
+    def finalize(total: tuple[PyTree, Measured], message: PyTree, key: jax.Array) -> Aggregate:
         inner_total, (measured,) = total
         aggregate = inner.finalize(inner_total, message, key)
         if not measured:

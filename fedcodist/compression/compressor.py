@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist.core.trees import named_leaves
 
 PyTree = Any
+Progress = jax.Array | float  # the share of the training's rounds done after this one, in (0, 1]
 
 
 class Compressor(NamedTuple):
@@ -32,7 +33,7 @@ class Compressor(NamedTuple):
 
     label: str
     init: Callable[[PyTree], PyTree]
-    compress: Callable[[PyTree, PyTree, jax.Array, Any], tuple[PyTree, PyTree]]
+    compress: Callable[[PyTree, PyTree, jax.Array, Progress], tuple[PyTree, PyTree]]
     decompress: Callable[[PyTree, PyTree], PyTree]
     payload: Callable[[PyTree], jax.Array]
     pack: Callable[[PyTree], dict[str, np.ndarray]]

@@ -4,6 +4,7 @@ FetchSGD: Rothchild et al. 2020, https://arxiv.org/abs/2007.07682.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, taken
+from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.core.communication import tree_bytes
@@ -91,21 +92,23 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
     check_sketch(rows, columns, count)
     check_integer("seed", seed, low=0)
 
-    def compress(tree, memory, key, progress):
+    def compress(
+        tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
+    ) -> tuple[Sketch, PyTree]:
         return sketched(flat(tree), rows, columns, seed), memory
 
-    def decompress(message, like):
+    def decompress(message: Sketch, like: PyTree) -> PyTree:
         entries = largest_entries(estimates(message), min(count, message.size))
         return unflat(scattered(entries, message.size), like)
 
     # The hashes depend on the number of entries, which an empty array has in its shape.
-    def pack(message):
+    def pack(message: Sketch) -> dict[str, np.ndarray]:
         return {
             "table": np.asarray(message.table),
             "entries": np.zeros((0, message.size), np.float32),
         }
 
-    def unpack(arrays, like):
+    def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> Sketch:
         check_names(arrays, ["table", "entries"])
         taken(arrays, "entries", np.float32, (0, size_of(like)))
         table = taken(arrays, "table", np.float32, (rows, columns))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.compression.compressor import Compressor
+from fedcodist.compression.compressor import Compressor, Progress
 
 PyTree = Any
 
@@ -20,11 +20,13 @@ def with_error_feedback(compressor: Compressor) -> Compressor:
     The memory is a tree like the sender's. Clients keep it in their client states.
     """
 
-    def init(tree):
+    def init(tree: PyTree) -> tuple[PyTree, PyTree]:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
         return zeros, compressor.init(tree)
 
-    def compress(tree, memory, key, progress):
+    def compress(
+        tree: PyTree, memory: tuple[PyTree, PyTree], key: jax.Array, progress: Progress
+    ) -> tuple[PyTree, tuple[PyTree, PyTree]]:
         error, inner = memory
         corrected = jax.tree.map(jnp.add, tree, error)
         message, inner = compressor.compress(corrected, inner, key, progress)

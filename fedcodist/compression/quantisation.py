@@ -1,12 +1,13 @@
 """Uniform stochastic quantisation: a few bits per value, unbiased."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, taken
+from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.trees import named_leaves
@@ -46,8 +47,10 @@ def quantisation(bits: int = 8) -> Compressor:
     levels = 2**bits - 1
     dtype = np.uint8 if bits <= 8 else np.uint16
 
-    def compress(tree, memory, key, progress):
-        def code(index, leaf):
+    def compress(
+        tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
+    ) -> tuple[list[Codes], PyTree]:
+        def code(index: int, leaf: jax.Array) -> Codes:
             values = leaf.astype(jnp.float32)
             low, high = jnp.min(values), jnp.max(values)
             step = (high - low) / levels
@@ -58,7 +61,7 @@ def quantisation(bits: int = 8) -> Compressor:
 
         return [code(index, leaf) for index, leaf in enumerate(jax.tree.leaves(tree))], memory
 
-    def decompress(message, like):
+    def decompress(message: Sequence[Codes], like: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(like)
         values = [
             (part.low + part.step * part.codes.astype(jnp.float32)).astype(leaf.dtype)
@@ -66,14 +69,14 @@ def quantisation(bits: int = 8) -> Compressor:
         ]
         return jax.tree.unflatten(structure, values)
 
-    def pack(message):
+    def pack(message: Sequence[Codes]) -> dict[str, np.ndarray]:
         arrays = {}
         for index, part in enumerate(message):
             arrays[f"{index}/codes"] = _packed(np.asarray(part.codes), bits)
             arrays[f"{index}/grid"] = np.array([part.low, part.step], np.float32)
         return arrays
 
-    def unpack(arrays, like):
+    def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> list[Codes]:
         leaves = list(named_leaves(like).values())
         names = [f"{i}/{part}" for i in range(len(leaves)) for part in ("codes", "grid")]
         check_names(arrays, names)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.compression.compressor import Progress
 from fedcodist.compression.svd import as_matrix, matrix_shape, rank_for, threshold
 from fedcodist.core.trees import named_leaves
 
@@ -14,7 +15,7 @@ PyTree = Any
 
 def spectra(
     start: float = 0.95, end: float = 0.98
-) -> Callable[[PyTree, Any], dict[str, jax.Array]]:
+) -> Callable[[PyTree, Progress], dict[str, jax.Array]]:
     """Metrics of the spectra of a client's update, for `compressed(observe=...)`.
 
     For `compressed(observe_gradient=...)` they are of a batch's gradient, which FedKD sends according to
@@ -32,7 +33,7 @@ def spectra(
       `Dense_0/kernel`.
     """
 
-    def observe(update, progress):
+    def observe(update: PyTree, progress: Progress) -> dict[str, jax.Array]:
         metrics = {}
         for name, leaf in named_leaves(update).items():
             if (shape := matrix_shape(leaf)) is not None:

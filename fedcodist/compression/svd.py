@@ -1,12 +1,13 @@
 """Truncated singular value decompositions, whose ranks follow from an energy threshold (FedKD)."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_finite, check_names, taken
+from fedcodist.compression.compressor import Compressor, Progress, check_finite, check_names, taken
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import tree_bytes
@@ -32,6 +33,10 @@ class Factors(NamedTuple):
     right: Any
     whole: Any
     rank: Any
+
+
+# What a message holds of a tensor.
+Part = Factors | jax.Array | np.ndarray
 
 
 class RangeFinder(NamedTuple):
@@ -88,7 +93,9 @@ def svd(
             f"end must be at least start={start}, got {end}: thresholds never decrease."
         )
 
-    def compress(tree, memory, key, progress):
+    def compress(
+        tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
+    ) -> tuple[list[Part], PyTree]:
         check_finite("what is decomposed", tree)
         share = threshold(start, end, progress)
         message = [
@@ -97,11 +104,11 @@ def svd(
         ]
         return message, memory
 
-    def decompress(message, like):
+    def decompress(message: Sequence[Part], like: PyTree) -> PyTree:
         leaves = [_product(part) if isinstance(part, Factors) else part for part in message]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-    def pack(message):
+    def pack(message: Sequence[Part]) -> dict[str, np.ndarray]:
         arrays: dict[str, np.ndarray] = {}
         for index, part in enumerate(message):
             if not isinstance(part, Factors):
@@ -118,7 +125,7 @@ def svd(
                 arrays[f"{index}/right"] = np.asarray(part.right[:rank])
         return arrays
 
-    def unpack(arrays, like):
+    def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> list[Part]:
         leaves = list(named_leaves(like).values())
         parts = ("whole", "left", "values", "right")
         check_names(arrays, [f"{i}/{part}" for i in range(len(leaves)) for part in parts])
@@ -135,7 +142,7 @@ def svd(
     )
 
 
-def threshold(start: float, end: float, progress: Any) -> jax.Array:
+def threshold(start: float, end: float, progress: Progress) -> jax.Array:
     """T(t) = T_start + (T_end - T_start) t for the share t of the training that is done.
 
     Computed as a weighted mean, which is exactly `end` at t = 1, and exactly 1 if both thresholds are 1.
@@ -179,7 +186,9 @@ def as_matrix(leaf: jax.Array, shape: tuple[int, int]) -> jax.Array:
     return leaf.reshape(shape).astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _factored(leaf: jax.Array, share: jax.Array, finder: RangeFinder | None, key: jax.Array) -> Any:
+def _factored(
+    leaf: jax.Array, share: jax.Array, finder: RangeFinder | None, key: jax.Array
+) -> Part:
     shape = matrix_shape(leaf)
     if shape is None:
         return leaf
@@ -233,7 +242,7 @@ def _within_range(
     full = min(matrix.shape)
     padded = lambda leaf, *shape: jnp.zeros(shape, leaf.dtype).at[*map(slice, leaf.shape)].set(leaf)
 
-    def approximate():
+    def approximate() -> tuple[jax.Array, ...]:
         return (
             padded(left, matrix.shape[0], full),
             padded(values * largest, full),
@@ -250,7 +259,7 @@ def _product(part: Factors) -> jax.Array:
     return jnp.where(part.rank == WHOLE, part.whole, product.reshape(part.whole.shape))
 
 
-def _payload(part: Any) -> jax.Array:
+def _payload(part: Part) -> jax.Array:
     if not isinstance(part, Factors):
         return jnp.int32(tree_bytes(part))
     values_per_rank = part.left.shape[0] + 1 + part.right.shape[1]
@@ -258,7 +267,7 @@ def _payload(part: Any) -> jax.Array:
     return jnp.where(part.rank == WHOLE, part.whole.size, part.rank * values_per_rank) * size
 
 
-def _read(arrays: Any, index: int, leaf: Any) -> Any:
+def _read(arrays: Mapping[str, np.ndarray], index: int, leaf: Any) -> Part:
     names = {part: f"{index}/{part}" for part in ("whole", "left", "values", "right")}
     shape = matrix_shape(leaf)
     if shape is None:

@@ -1,12 +1,13 @@
 """Top-k sparsification: the entries of largest magnitude and their indices."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.compression.compressor import Compressor, check_names, taken
+from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.trees import flat, size_of, unflat
@@ -41,14 +42,16 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
     else:
         check_integer("count", count, low=1)
 
-    def entries_of(tree):
+    def entries_of(tree: PyTree) -> int:
         size = size_of(tree)
         return min(size, count or max(1, round((share or 0) * size)))
 
-    def compress(tree, memory, key, progress):
+    def compress(
+        tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
+    ) -> tuple[Entries, PyTree]:
         return largest_entries(flat(tree), entries_of(tree)), memory
 
-    def unpack(arrays, like):
+    def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> Entries:
         check_names(arrays, ["values", "indices"])
         k, size = entries_of(like), size_of(like)
         indices = taken(arrays, "indices", np.int32, (k,))

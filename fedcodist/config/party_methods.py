@@ -97,7 +97,7 @@ def start(
     """
     state = build_of_parties(config, data).init(key)
 
-    def continued(fresh, party):
+    def continued(fresh: Any, party: LocalOnlyParty) -> Any:
         if isinstance(fresh, Variables):
             return party.variables
         lasting = {"revisit_state", "optimizer_state"} & set(fresh._fields)

@@ -91,7 +91,7 @@ def fjord(work: Any) -> Any:
     With distillation the client's own network learns beside it, else in its place.
     """
 
-    def besides(pool):
+    def besides(pool: str) -> float:
         own = work.forward[pool]
         within = [cost for cost in work.forward.values() if cost <= own]
         drawn = sum(within) / len(within)

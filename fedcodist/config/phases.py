@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties import local_only
 from fedcodist.algorithms.parties.groups import stacked
-from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper
+from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, LocalOnlyParty
 from fedcodist.algorithms.parties.party import init_models
 from fedcodist.algorithms.parties.patience import Patience
 from fedcodist.config import party_methods as party_methods
@@ -113,7 +113,7 @@ def run_phases(
     announce(_COLLABORATION)
     seeds = np.arange(config.seed, config.seed + config.seeds, dtype=np.uint32)
 
-    def start(seed, trained):
+    def start(seed: jax.Array, trained: dict[str, LocalOnlyParty]) -> PyTree:
         return party_methods.start(config, data, trained, jax.random.key(seed))
 
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(start))(seeds, private))

@@ -7,7 +7,9 @@ config file, such as this file itself. What such a function gets and returns is 
 `fedcodist.config` that are named below.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,8 @@ from ml_collections import ConfigDict
 
 import fedcodist as fc
 from fedcodist.config import defaults
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.model import Batch
 from fedcodist.data.partition import dirichlet
 
 CLASSES, SIZE, MEAN, DEVIATION = 10, 8, 128.0, 40.0
@@ -45,12 +49,12 @@ def load(num_clients: int, concentration: float, seed: int) -> dict[str, fc.Fede
     return {"train": fc.FederatedData.from_arrays(train, partition=of_clients), **splits}
 
 
-def normalise(batch, key, positions):
+def normalise(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
     """Pixels as networks read them; on the device, in every batch."""
     return {**batch, "image": (batch["image"].astype(jnp.float32) - MEAN) / DEVIATION}
 
 
-def brightened(batch, key, positions):
+def brightened(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
     """The same in training, where every image is a little brighter or darker each time."""
     batch = normalise(batch, key, positions)
     change = 0.1 * jax.random.normal(key, (len(batch["image"]), 1, 1, 1))
@@ -72,7 +76,7 @@ class Network(nnx.Module):
         self.dropout = nnx.Dropout(0.2, rngs=rngs)
         self.logits = nnx.Linear(8 * (SIZE // 2) ** 2, num_classes, rngs=rngs)
 
-    def __call__(self, image, *, mask=None):
+    def __call__(self, image: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         mask = None if mask is None else mask[:, None, None, None] > 0
         hidden = nnx.relu(self.norm(self.convolution(image), mask=mask))
         hidden = nnx.avg_pool(hidden, (2, 2), (2, 2)).reshape(len(image), -1)
@@ -82,11 +86,18 @@ class Network(nnx.Module):
 # The method: `fedcodist.config.registry`.
 
 
-def clipped_fed_avg(model, training, limit: float, hyper: fc.FedAvgHyper = fc.FedAvgHyper()):
+def clipped_fed_avg(
+    model: fc.Model,
+    training: fc.LocalTraining,
+    limit: float,
+    hyper: fc.FedAvgHyper = fc.FedAvgHyper(),
+) -> fc.FederatedMethod:
     """FedAvg whose clients' updates are no longer than `limit`."""
     base = fc.fed_avg(model, training, hyper=hyper)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Any, client_state: Any, data: ClientData, key: jax.Array, hyper: Any
+    ) -> fc.ClientResult:
         result = base.client_update(message, client_state, data, key, hyper)
         squares = (jnp.sum(leaf**2) for leaf in jax.tree.leaves(result.update))
         factor = jnp.minimum(1, limit / (jnp.sqrt(sum(squares)) + 1e-12))
@@ -98,20 +109,20 @@ def clipped_fed_avg(model, training, limit: float, hyper: fc.FedAvgHyper = fc.Fe
 # Metrics: `fedcodist.config.metrics`.
 
 
-def top_3(outputs, batch):
+def top_3(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Share of examples whose label is among the three largest logits: values, and their weights."""
     _, largest = jax.lax.top_k(outputs, 3)
     hit = jnp.any(largest == batch["label"][:, None], axis=-1).astype(jnp.float32)
     return hit, jnp.ones_like(hit)
 
 
-def _counts(outputs, batch):
+def _counts(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     predicted = jax.nn.one_hot(outputs.argmax(-1), CLASSES, dtype=jnp.int32)
     actual = jax.nn.one_hot(batch["label"], CLASSES, dtype=jnp.int32)
     return predicted * actual, predicted + actual
 
 
-def _mean_over_classes(sums):
+def _mean_over_classes(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
     hits, counted = sums
     scores = 2 * hits / jnp.maximum(counted, 1)
     return jnp.sum(scores) / jnp.sum(counted > 0)
@@ -129,11 +140,13 @@ class Logger:
     def __init__(self, workdir: Path):
         self.path = workdir / "my_log.txt"
 
-    def start(self, config):
+    def start(self, config: Mapping[str, Any]) -> None:
         """Called whenever the run is started."""
         self._write(f"start of {config['name']}")
 
-    def __call__(self, records, models):
+    def __call__(
+        self, records: Sequence[Mapping[str, Any]], models: Callable[[], Mapping[str, fc.Variables]]
+    ) -> None:
         params = jax.tree.leaves(models()["main"].params)  # [seeds, ...]
         length = np.sqrt(sum(np.sum(leaf[0] ** 2) for leaf in params))
         for record in records:
@@ -143,7 +156,7 @@ class Logger:
                     f"length {length:.2f}"
                 )
 
-    def _write(self, line):
+    def _write(self, line: str) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
+from fedcodist.core.metrics import Batch
 
 # (images [batch, height, width, channels], key, positions [batch]) -> images
 ImageTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -31,7 +32,7 @@ def normalise(
       ValueError: when traced, for a mean or deviation that does not fit the images' shape.
     """
 
-    def transform(images, key, positions):
+    def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         for name, values in (("mean", mean), ("standard_deviation", standard_deviation)):
             if not _fits(np.shape(values), images.shape[1:]):
                 raise ValueError(
@@ -47,7 +48,7 @@ def normalise(
 def pad(amount: int) -> ImageTransform:
     """Adds a border of `amount` black pixels to every image, for a random crop afterwards."""
 
-    def transform(images, key, positions):
+    def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         return jnp.pad(images, ((0, 0), (amount, amount), (amount, amount), (0, 0)))
 
     return transform
@@ -56,14 +57,14 @@ def pad(amount: int) -> ImageTransform:
 def random_crop(height: int, width: int) -> ImageTransform:
     """Cuts a random window of height x width out of each image."""
 
-    def transform(images, key, positions):
+    def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         _, full_height, full_width, channels = images.shape
         limits = jnp.array([full_height - height + 1, full_width - width + 1])
         offsets = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, limits))(
             _example_keys(key, "crop", positions)
         )
 
-        def crop(image, offset):
+        def crop(image: jax.Array, offset: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice(image, (*offset, 0), (height, width, channels))
 
         return jax.vmap(crop)(images, offsets)
@@ -74,7 +75,7 @@ def random_crop(height: int, width: int) -> ImageTransform:
 def centre_crop(height: int, width: int) -> ImageTransform:
     """Cuts the central window of height x width out of each image."""
 
-    def transform(images, key, positions):
+    def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
         return images[:, top : top + height, left : left + width]
 
@@ -105,7 +106,7 @@ def per_batch(transform: ImageTransform) -> ImageTransform:
 def image_preprocess(*transforms: ImageTransform, image: str = "image") -> Preprocess:
     """Chains image transforms into a batch preprocessor: (batch, key, positions) -> batch."""
 
-    def preprocess(batch, key, positions):
+    def preprocess(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
         images = batch[image]
         for index, transform in enumerate(transforms):
             images = transform(images, keys.derive(key, index), positions)
@@ -134,10 +135,10 @@ def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
         return False
 
 
-def _example_keys(key, purpose, positions):
+def _example_keys(key: jax.Array, purpose: str, positions: jax.Array) -> jax.Array:
     return jax.vmap(lambda position: keys.derive(key, purpose, position))(positions)
 
 
-def _coin(key, purpose, positions):
+def _coin(key: jax.Array, purpose: str, positions: jax.Array) -> jax.Array:
     flips = jax.vmap(jax.random.bernoulli)(_example_keys(key, purpose, positions))
     return flips[:, None, None, None]

@@ -116,7 +116,9 @@ def _files(source: Path) -> dict[str, Path]:
     return files
 
 
-def _rows(path: Path, file: BinaryIO, digest) -> Iterator[tuple[int, Mapping[str, str] | str]]:
+def _rows(
+    path: Path, file: BinaryIO, digest: hashlib._Hash
+) -> Iterator[tuple[int, Mapping[str, str] | str]]:
     """Yields (byte position, attributes) of every post, or (position, the reason for skipping it).
 
     Raises:

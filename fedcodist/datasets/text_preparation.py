@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.text import SPLITS, Users, text_splits
 from fedcodist.datasets import preparation
 
@@ -57,7 +58,7 @@ def source_of(
     if arguments.seed < 0:
         raise ValueError(f"--seed must not be negative, got {arguments.seed}")
 
-    def build(show: preparation.Show):
+    def build(show: preparation.Show) -> dict[str, FederatedData]:
         return text_splits(
             users,
             domains,

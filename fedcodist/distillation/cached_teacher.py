@@ -55,12 +55,14 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
                 )
 
 
-def _on_all(teacher, unlabelled: Examples, distillation: Distillation, axis_name) -> jax.Array:
+def _on_all(
+    teacher: Teacher, unlabelled: Examples, distillation: Distillation, axis_name: str | None
+) -> jax.Array:
     count = next(iter(unlabelled.columns.values())).shape[0]
     devices, device = this_device(axis_name)
     size = min(distillation.batch_size, count)
 
-    def answer(positions):
+    def answer(positions: jax.Array) -> jax.Array:
         indices = jnp.minimum(positions, count - 1)
         batch = batches.read(
             unlabelled.columns, indices, distillation.preprocess, jax.random.key(0), positions

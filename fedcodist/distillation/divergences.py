@@ -46,7 +46,7 @@ def own_divergence(name: str, function: Divergence) -> Divergence:
       ValueError: names `name` unless the function returns one number per example.
     """
 
-    def divergence(logits, target):
+    def divergence(logits: jax.Array, target: jax.Array) -> jax.Array:
         values = jnp.asarray(function(logits, target))
         if values.shape != logits.shape[:-1]:
             raise ValueError(

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 from fedcodist.core.model import Variables
 from fedcodist.distillation.loop import (
     Distillation,
+    Training,
     agree_on_mutable,
     distillation_loop,
 )
+
+# The training, and of every student the best variables, their accuracy and their step; steps made.
+Search = tuple[
+    Training, dict[str, Variables], dict[str, jax.Array], dict[str, jax.Array], jax.Array
+]
 
 
 class EarlyStopping(NamedTuple):
@@ -69,12 +75,12 @@ def distill_until(
         return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
     best_at = {name: jnp.zeros((), jnp.int32) for name in students}
 
-    def continues(carry):
+    def continues(carry: Search) -> jax.Array:
         _, _, _, best_at, done = carry
         waited = jnp.stack([done - best_at[name] for name in students])
         return (done < settings.steps) & jnp.any(waited < stopping.patience)
 
-    def block(carry):
+    def block(carry: Search) -> Search:
         training, best_students, best, best_at, done = carry
         training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
         trained = agree_on_mutable(training[0], axis_name)

@@ -4,7 +4,7 @@ Members are Variables whose leaves have a leading axis. They are evaluated one a
 the end whose weight is 0 cost nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import Predictor
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
 from fedcodist.distillation.loop import Teacher
 
@@ -59,11 +59,11 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
       ensemble: algorithm state -> Ensemble.
     """
 
-    def variables(state):
+    def variables(state: PyTree) -> Variables:
         members, weights = ensemble(state)
         return Variables(members.params, (members.mutable, weights))
 
-    def predict(variables, batch):
+    def predict(variables: Variables, batch: Batch) -> jax.Array:
         mutable, weights = variables.mutable
         return mean_logits(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
 
@@ -152,7 +152,7 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
     members, weights = jax.tree.map(jnp.asarray, ensemble)
     count = jnp.max(jnp.where(weights > 0, jnp.arange(1, weights.size + 1), 0))
 
-    def outputs(batch: Mapping[str, jax.Array], index: Any) -> jax.Array:
+    def outputs(batch: Batch, index: Any) -> jax.Array:
         member = jax.tree.map(lambda leaf: leaf[index], members)
         logits = logits_of(model.apply(member, batch)[0])
         if isinstance(logits, Readout):
@@ -161,7 +161,7 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
             )
         return transform(logits)
 
-    def mean(batch):
+    def mean(batch: Batch) -> jax.Array:
         shape = jax.eval_shape(lambda: outputs(batch, 0))
         add = lambda index, total: total + weights[index] * outputs(batch, index)
         dtype = jnp.promote_types(shape.dtype, weights.dtype)

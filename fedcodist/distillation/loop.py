@@ -16,7 +16,7 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import OptimizerFactory, check_factory
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
@@ -30,9 +30,11 @@ from fedcodist.distillation.divergences import (
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
-Teacher = Callable[[Mapping[str, jax.Array]], Any]
+Teacher = Callable[[Batch], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
+# The students and the states of their optimizers, as a distillation's steps carry them.
+Training = tuple[dict[str, Variables], dict[str, PyTree]]
 UNLABELLED = "unlabelled"
 LABEL = "label"  # the column of labels, which only `label_teacher` reads
 # What mixup leaves of the labels beside those of a batch: the partners', and the batch's own share.
@@ -157,7 +159,7 @@ def distillation_loop(
     settings: Distillation,
     axis_name: str | None = None,
     divergence: Divergence | None = None,
-) -> tuple[Any, Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]]]:
+) -> tuple[Training, Callable[[Training, jax.Array], tuple[Training, dict[str, jax.Array]]]]:
     """The loop of `distill`, for callers that run its steps themselves.
 
     Returns:
@@ -170,7 +172,7 @@ def distillation_loop(
     devices, device = this_device(axis_name)
     loss_of = divergence or divergence_of(settings)
 
-    def step(carry, index):
+    def step(carry: Training, index: jax.Array) -> tuple[Training, dict[str, jax.Array]]:
         variables, optimizer_states = carry
         batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
         outputs = {
@@ -179,7 +181,9 @@ def distillation_loop(
         summed_divergence = _divergence_from(students, outputs, targets, loss_of)
         num_positions = _num_positions(outputs, mask)
 
-        def loss(params):
+        def loss(
+            params: PyTree,
+        ) -> tuple[jax.Array | int, tuple[dict[str, jax.Array], dict[str, PyTree]]]:
             losses, mutable = {}, {}
             for name in students:
                 student = Variables(params[name], variables[name].mutable)
@@ -257,7 +261,7 @@ def label_teacher(model: Model, variables: Variables) -> Teacher:
       ValueError: names the column, if a batch has no labels or labels of another form.
     """
 
-    def answer(batch):
+    def answer(batch: Batch) -> jax.Array:
         if LABEL not in batch:
             raise ValueError(
                 f"data set {UNLABELLED!r} must have a column {LABEL!r} for targets with labels, it has "
@@ -347,7 +351,7 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
         return lambda logits, target: optax.kl_divergence(jax.nn.log_softmax(logits), target)
     if direction == "reverse":
 
-        def reverse(logits, target):
+        def reverse(logits: jax.Array, target: jax.Array) -> jax.Array:
             # Targets may underflow to 0, where the divergence would be infinite.
             log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
             # Not log(softmax): where a student's probability underflows, log(0) has no gradient.
@@ -358,7 +362,12 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
 
 
-def _divergence_from(students, outputs, targets, loss_of):
+def _divergence_from(
+    students: Mapping[str, Variables],
+    outputs: Mapping[str, Any],
+    targets: Targets,
+    loss_of: Divergence,
+) -> Callable[[str, Any, jax.Array], jax.Array]:
     """Returns (student's name, its outputs, mask) -> sum of divergences from the teachers' targets.
 
     For Readouts the sum is over positions too, and the logits of the whole batch are never computed.
@@ -374,7 +383,7 @@ def _divergence_from(students, outputs, targets, loss_of):
         batch_targets = {name: targets(name, outputs) for name in students}
         return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
 
-    def over_positions(name, student, mask):
+    def over_positions(name: str, student: Readout, mask: jax.Array) -> jax.Array:
         student = student._replace(weights=student.weights * mask[:, None])
         return total_in_chunks(
             lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
@@ -383,7 +392,7 @@ def _divergence_from(students, outputs, targets, loss_of):
     return over_positions
 
 
-def _num_positions(outputs, mask):
+def _num_positions(outputs: Mapping[str, Any], mask: jax.Array) -> jax.Array | None:
     """The number of positions that count in a batch of Readouts, over which losses are averaged."""
     first = next(iter(outputs.values()))
     if not isinstance(first, Readout):
@@ -421,7 +430,7 @@ def batch_of_step(
     mask = (positions < size).astype(jnp.float32)
     positions = jnp.minimum(positions, size - 1)
 
-    def part(positions):
+    def part(positions: jax.Array) -> dict[str, jax.Array]:
         indices, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
         return batches.read(unlabelled.columns, indices, settings.preprocess, input_key, positions)
 

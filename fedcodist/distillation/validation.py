@@ -59,7 +59,7 @@ def validation_accuracy(
     steps, size = examples.indices.shape
     devices, device = this_device(axis_name)
 
-    def add(index, correct):
+    def add(index: jax.Array, correct: jax.Array) -> jax.Array:
         step = index * devices + device
         places = batches.places(step, size, data.num_examples)
         indices = examples.indices[jnp.minimum(step, steps - 1)]

@@ -12,10 +12,13 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.loop import (
     Distillation,
     Distilled,
+    Training,
     agree_on_mutable,
     batch_of_step,
     distillation_loop,
 )
+
+PyTree = Any
 
 
 class WeightAveraging(NamedTuple):
@@ -79,7 +82,9 @@ def distill_averaged(
             f"averaging.start must be between 1 and the {settings.steps} steps, got {averaging.start}."
         )
 
-    def summed_step(carry, index):
+    def summed_step(
+        carry: tuple[Training, PyTree], index: jax.Array
+    ) -> tuple[tuple[Training, PyTree], dict[str, jax.Array]]:
         training, total = carry
         training, losses = step(training, index)
         after = index + 1 - averaging.start
@@ -93,7 +98,9 @@ def distill_averaged(
     )
     params = jax.tree.map(lambda leaf: leaf / count, total)
 
-    def update_statistics(mutable, index):
+    def update_statistics(
+        mutable: dict[str, PyTree], index: jax.Array
+    ) -> tuple[dict[str, PyTree], None]:
         batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
         for name in students:
             _, new = models[name].apply(

@@ -9,7 +9,7 @@ Only first derivatives in reverse mode are defined.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -114,11 +114,15 @@ def _convolution(inputs: jax.Array, kernel: jax.Array, padding: Padding) -> jax.
     )
 
 
-def _convolution_forward(inputs, kernel, padding):
+def _convolution_forward(
+    inputs: jax.Array, kernel: jax.Array, padding: Padding
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _convolution(inputs, kernel, padding), (inputs, kernel)
 
 
-def _convolution_backward(padding, residuals, cotangent):
+def _convolution_backward(
+    padding: Padding, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     # Two platform switches, so that the gradient of images that need none is dead code.
     inputs, kernel = residuals
     stock = functools.partial(_inputs_by_convolution, padding=padding, correlate=_correlate)
@@ -179,7 +183,9 @@ def _unless_mapped(
     plain = jax.custom_batching.custom_vmap(by_convolution)
 
     @plain.def_vmap
-    def mapped(axis_size, batched, left, right):
+    def mapped(
+        axis_size: int, batched: Sequence[bool], left: jax.Array, right: jax.Array
+    ) -> tuple[jax.Array, bool]:
         del axis_size
         axes = tuple(0 if is_batched else None for is_batched in batched)
         return jax.vmap(by_patches, axes)(left, right), True
@@ -235,7 +241,7 @@ def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Pad
     chunks = max(1, -(-batch // size))
     margin = 1 if padding == "SAME" else 0
 
-    def kernel_of(pair):
+    def kernel_of(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
         images, cotangents = pair
         columns = _correlate(images.transpose(3, 1, 2, 0), cotangents.transpose(1, 2, 0, 3), margin)
         return columns.transpose(1, 2, 0, 3)
@@ -243,7 +249,7 @@ def _kernel_by_convolution(inputs: jax.Array, cotangent: jax.Array, padding: Pad
     if chunks == 1:
         return kernel_of((inputs, cotangent))
 
-    def split(array):
+    def split(array: jax.Array) -> jax.Array:
         fill = [(0, chunks * size - batch)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, fill).reshape(chunks, size, *array.shape[1:])
 
@@ -326,19 +332,21 @@ def _pool(inputs: jax.Array) -> jax.Array:
     )
 
 
-def _pool_forward(inputs):
+def _pool_forward(inputs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     outputs = _pool(inputs)
     return outputs, (inputs, outputs)
 
 
-def _pool_backward(residuals, cotangent):
-    def compare(inputs, outputs, cotangent):
+def _pool_backward(
+    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array]:
+    def compare(inputs: jax.Array, outputs: jax.Array, cotangent: jax.Array) -> jax.Array:
         places = jnp.arange(4, dtype=jnp.int8)
         winner = jnp.select([quarter == outputs for quarter in _quarters(inputs)], list(places), -1)
         wins = winner[:, :, None, :, None] == places.reshape(2, 1, 2, 1)
         return jnp.where(wins, cotangent[:, :, None, :, None], 0).reshape(inputs.shape)
 
-    def stock(inputs, outputs, cotangent):
+    def stock(inputs: jax.Array, outputs: jax.Array, cotangent: jax.Array) -> jax.Array:
         del outputs
         return jax.vjp(_stock_pool, inputs)[1](cotangent)[0]
 

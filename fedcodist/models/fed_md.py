@@ -107,19 +107,19 @@ class FedMDNetwork(nn.Module):
                 f"got {x.shape}"
             )
 
-        def activated(x):
+        def activated(x: jax.Array) -> jax.Array:
             if not train or not self.dropout:
                 return nn.relu(x)
             return relu_and_dropout(x, self.dropout, self.make_rng("dropout"))
 
-        def block(x, index, size, stride):
+        def block(x: jax.Array, index: int, size: int, stride: int) -> jax.Array:
             kernel, bias = _Kernel(self.widths[index], size, name=f"conv{index + 1}")(x)
             x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
             x = (conv3x3 if stride == 1 else strided_convolution)(x, kernel) + bias
             norm = BatchNorm(momentum=_MOMENTUM, epsilon=_EPSILON, name=f"norm{index + 1}")
             return activated(norm(x, train=train, mask=mask))
 
-        def first_block(x):
+        def first_block(x: jax.Array) -> jax.Array:
             """As `block`, of images, whose windows have few numbers."""
             kernel, bias = _Kernel(self.widths[0], 3, name="conv1")(x)
             norm = BatchNormOfMoments(momentum=_MOMENTUM, epsilon=_EPSILON, name="norm1")
@@ -185,7 +185,7 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
     Keras' l2 has no factor one half. The released code has it in every phase, the digest included.
     """
 
-    def add(gradient, params):
+    def add(gradient: PyTree, params: PyTree) -> PyTree:
         output = HEAD if HEAD in params else "output"
         kernel = gradient[output]["kernel"] + 2 * weight * params[output]["kernel"]
         return {**gradient, output: {**gradient[output], "kernel": kernel}}
@@ -238,12 +238,16 @@ def _relu_and_dropout(features: jax.Array, words: jax.Array, rate: float) -> jax
     return jnp.where(is_kept, nn.relu(features) / (1 - rate), 0)
 
 
-def _relu_and_dropout_forward(features, words, rate):
+def _relu_and_dropout_forward(
+    features: jax.Array, words: jax.Array, rate: float
+) -> tuple[jax.Array, jax.Array]:
     outputs = _relu_and_dropout(features, words, rate)
     return outputs, outputs
 
 
-def _relu_and_dropout_backward(rate, outputs, cotangent):
+def _relu_and_dropout_backward(
+    rate: float, outputs: jax.Array, cotangent: jax.Array
+) -> tuple[jax.Array, None]:
     # Outputs are positive exactly where a gradient flows, so no mask is stored or drawn again.
     return jnp.where(outputs > 0, cotangent / (1 - rate), 0), None
 
@@ -275,11 +279,15 @@ def _product(rows: jax.Array, matrix: jax.Array) -> jax.Array:
     return rows @ matrix
 
 
-def _product_forward(rows, matrix):
+def _product_forward(
+    rows: jax.Array, matrix: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _product(rows, matrix), (rows, matrix)
 
 
-def _product_backward(residuals, cotangent):
+def _product_backward(
+    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     # As the second factor, XLA would transpose the cotangents, which takes a tenth of a network's step.
     rows, matrix = residuals
     flat = lambda array: array.reshape(-1, array.shape[-1])

@@ -55,7 +55,7 @@ class GoogLeNet(nn.Module):
         if x.ndim != 4 or x.shape[1] % 32 or x.shape[2] % 32:
             raise ValueError(f"x must be [B, H, W, C], H and W multiples of 32, got {x.shape}")
 
-        def layer(x, features, size, name, stride=1):
+        def layer(x: jax.Array, features: int, size: int, name: str, stride: int = 1) -> jax.Array:
             """A convolution, its normalisation and ReLU."""
             convolution = nn.Conv(
                 features,
@@ -69,7 +69,7 @@ class GoogLeNet(nn.Module):
             norm = BatchNorm(epsilon=1e-3, axis_name=self.axis_name, name=f"{name}_norm")
             return nn.relu(norm(convolution(x), train=train, mask=mask))
 
-        def inception(x, name, widths: Sequence[int]):
+        def inception(x: jax.Array, name: str, widths: Sequence[int]) -> jax.Array:
             one, before3, three, before5, five, after_pool = widths
             pooled = nn.max_pool(x, (3, 3), (1, 1), ((1, 1), (1, 1)))
             branches = (

@@ -44,7 +44,9 @@ class MobileNetV2(nn.Module):
         if x.ndim != 4 or x.shape[1] % 32 or x.shape[2] % 32:
             raise ValueError(f"x must be [B, H, W, C], H and W multiples of 32, got {x.shape}")
 
-        def layer(x, features, size, name, stride=1, groups=1):
+        def layer(
+            x: jax.Array, features: int, size: int, name: str, stride: int = 1, groups: int = 1
+        ) -> jax.Array:
             """A convolution and its normalisation."""
             convolution = nn.Conv(
                 features,

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.core.training_flag import TRAIN, check_attributes, read_call
 
+PyTree = Any
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
 
 
@@ -70,7 +71,7 @@ def main_head_only(model: Model) -> Model:
     Parameters and their initial values are those of the multi-headed model.
     """
 
-    def apply(variables, batch, **arguments):
+    def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[jax.Array, PyTree]:
         outputs, mutable = model.apply(variables, batch, **arguments)
         return outputs.logits[:, 0], mutable
 
@@ -86,7 +87,7 @@ def main_head_loss(outputs: HeadedOutputs, batch: Batch) -> jax.Array:
 def head_accuracies(heads: int) -> dict[str, metrics_lib.Statistic]:
     """Accuracy of the main head and of each auxiliary one."""
 
-    def of(head):
+    def of(head: int) -> metrics_lib.Statistic:
         accuracy = metrics_lib.accuracy()
         return lambda outputs, batch: accuracy(outputs.logits[:, head], batch)
 

@@ -126,8 +126,21 @@ def _affine(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -
     return ((x - mean) * factor + bias).astype(jnp.promote_types(x.dtype, bias.dtype))
 
 
+# What `_by_batch` keeps for its gradient: x, mask, scale, bias, count, mean and 1 / deviation.
+_Kept = tuple[jax.Array, jax.Array | None, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _by_batch(x, mask, scale, bias, running_mean, running_var, epsilon, axis_name):
+def _by_batch(
+    x: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    bias: jax.Array,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    epsilon: float,
+    axis_name: str | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Outputs, number of real values per channel, and the mean and variance that normalise.
 
     Only the outputs have gradients. Written by hand, these need two sums over the batch and one more
@@ -136,7 +149,16 @@ def _by_batch(x, mask, scale, bias, running_mean, running_var, epsilon, axis_nam
     return _by_batch_forward(x, mask, scale, bias, running_mean, running_var, epsilon, axis_name)[0]
 
 
-def _by_batch_forward(x, mask, scale, bias, running_mean, running_var, epsilon, axis_name):
+def _by_batch_forward(
+    x: jax.Array,
+    mask: jax.Array | None,
+    scale: jax.Array,
+    bias: jax.Array,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    epsilon: float,
+    axis_name: str | None,
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array, jax.Array], _Kept]:
     count, mean, var = _masked_moments(x, mask, axis_name)
     mean = jnp.where(count > 0, mean, running_mean)
     var = jnp.where(count > 0, var, running_var)
@@ -145,7 +167,9 @@ def _by_batch_forward(x, mask, scale, bias, running_mean, running_var, epsilon, 
     return (outputs, count, mean, var), (x, mask, scale, bias, count, mean, inverse)
 
 
-def _by_batch_backward(epsilon, axis_name, residuals, cotangents):
+def _by_batch_backward(
+    epsilon: float, axis_name: str | None, residuals: _Kept, cotangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array | None, ...]:
     x, mask, scale, bias, count, mean, inverse = residuals
     cotangent = cotangents[0].astype(mean.dtype)
     axes = tuple(range(x.ndim - 1))

@@ -72,7 +72,7 @@ class ImageNetResNet(nn.Module):
         if x.ndim != 4 or x.shape[1] % 32 or x.shape[2] % 32:
             raise ValueError(f"x must be [B, H, W, C], H and W multiples of 32, got {x.shape}")
 
-        def normalize(x, name):
+        def normalize(x: jax.Array, name: str) -> jax.Array:
             return BatchNorm(axis_name=self.axis_name, name=name)(x, train=train, mask=mask)
 
         x = nn.relu(normalize(Stem(64, name="stem")(x), "stem_norm"))

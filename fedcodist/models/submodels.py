@@ -113,7 +113,7 @@ def counts_of(shapes: PyTree, smaller: PyTree, units: Units) -> dict[str, Count]
         raise ValueError(f"units must be of the model's parameters, got {odd[0]!r}.")
     counts: dict[str, Count] = {}
 
-    def fits(axis, size, smaller_size):
+    def fits(axis: Axis | None, size: int, smaller_size: int) -> bool:
         if axis is None:
             return size == smaller_size
         of_unit = axis.outer * axis.inner
@@ -137,14 +137,14 @@ def counts_of(shapes: PyTree, smaller: PyTree, units: Units) -> dict[str, Count]
 def places_of(kept: Kept, shapes: PyTree, units: Units) -> PyTree:
     """Places of the smaller network's coordinates in the whole one: a tree of indices for `jnp.ix_`."""
 
-    def places(axis, size):
+    def places(axis: Axis | None, size: int) -> jax.Array | np.ndarray:
         if axis is None:
             return np.arange(size)
         blocks = np.arange(axis.outer)[:, None, None] * (size // (axis.outer * axis.inner))
         indices = (blocks + kept[axis.group][:, None]) * axis.inner + np.arange(axis.inner)
         return indices.reshape(-1)
 
-    def indices_of_leaf(name, leaf):
+    def indices_of_leaf(name: str, leaf: Any) -> tuple[jax.Array | np.ndarray, ...]:
         axes = units.get(name, (None,) * len(leaf.shape))
         return tuple(map(places, axes, leaf.shape))
 
@@ -178,7 +178,7 @@ def with_first_units(params: PyTree, first: Mapping[str, Any], units: Units) -> 
       units: of the whole network.
     """
 
-    def kept(name, leaf):
+    def kept(name: str, leaf: jax.Array) -> jax.Array:
         for place, axis in enumerate(units.get(name, ())):
             if axis is not None:
                 size = leaf.shape[place]

@@ -145,7 +145,7 @@ def calibrated_noise_multiplier(
     budget = PrivacyBudget(delta, epsilon, accountant)
     budget.check("budget")
 
-    def exceeds(noise_multiplier, pools):
+    def exceeds(noise_multiplier: float, pools: Mapping[str, PrivateCohorts]) -> bool:
         tried = {
             name: pool._replace(noise_multiplier=noise_multiplier) for name, pool in pools.items()
         }

@@ -40,7 +40,7 @@ def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree
     """The tree with independent Gaussian noise of this standard deviation on every value."""
     leaves, structure = jax.tree.flatten(tree)
 
-    def with_noise(place, leaf):
+    def with_noise(place: int, leaf: jax.Array) -> jax.Array:
         draw = jax.random.normal(jax.random.fold_in(key, place), leaf.shape, jnp.float32)
         return leaf + (deviation * draw).astype(leaf.dtype)
 

@@ -16,8 +16,11 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.extras import check_installed
 from fedcodist.core.local_training import BatchLoss
+from fedcodist.core.model import Batch
 from fedcodist.privacy.accounting import check_delta
 from fedcodist.privacy.clipping import noised
+
+PyTree = Any
 
 
 def example_private(
@@ -43,10 +46,12 @@ def example_private(
     if microbatch is not None:
         check_integer("microbatch", microbatch, low=1)
 
-    def differentiate(loss):
+    def differentiate(loss: BatchLoss) -> Callable[..., Any]:
         gradient_of_one = jax.value_and_grad(lambda *one: loss(*one)[0])
 
-        def private_gradient(params, mutable, batch, mask, key):
+        def private_gradient(
+            params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
+        ) -> tuple[tuple[jax.Array, PyTree], PyTree]:
             if jax.tree.leaves(mutable):
                 raise ValueError(
                     "training.differentiate must not be example_private for a model with mutable state, "
@@ -57,11 +62,11 @@ def example_private(
             if size % at_once:
                 raise ValueError(f"microbatch must divide the batch size {size}, got {microbatch}.")
 
-            def of_example(place):
+            def of_example(place: jax.Array) -> tuple[jax.Array, PyTree]:
                 one = jax.tree.map(lambda leaf: leaf[place][None], (batch, mask))
                 return gradient_of_one(params, mutable, *one, jax.random.fold_in(key, place))
 
-            def add(total, places):
+            def add(total: tuple[jax.Array, PyTree], places: jax.Array) -> tuple[PyTree, None]:
                 # Abadi et al., algorithm 1: compute each gradient, clip it, and sum.
                 values, gradients = jax.vmap(of_example)(places)
                 leaves, structure = jax.tree.flatten(_finite(gradients))

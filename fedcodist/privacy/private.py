@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, Reduce, as_stored
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.method import FederatedMethod, PersonalModel, PrivateSends, fine_tuned_models
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import named_leaves
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
 from fedcodist.privacy.clipping import clipped, is_within, noised
@@ -108,22 +110,23 @@ def private(
     if adaptive is not None:
         z = remaining_multiplier(z, adaptive.count_deviation)
 
-    def init(key):
-        return PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
-
-    def broadcast(server):
+    def broadcast(server: PrivateServer) -> PrivateMessage:
         return PrivateMessage(method.broadcast(server.inner), server.clip, server.noise_multiplier)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: PrivateMessage,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> ClientResult:
         result = method.client_update(message.inner, client_state, data, key, hyper)
         check_sends(method, result, statistics_clip, extra_clip)
         change = _change(message.mutable, result.mutable)
         weight = jnp.ones((), jnp.float32)
         if weight_clip is not None:
             weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
-        extra = result.extra
-        if extra_clip is not None:
-            extra = clipped(extra, extra_clip)
+        extra = result.extra if extra_clip is None else clipped(result.extra, extra_clip)
         if adaptive is not None:
             # Andrew et al., algorithm 1: the client tells whether it was within the bound.
             within = is_within(result.update, message.clip).astype(jnp.float32)
@@ -137,7 +140,9 @@ def private(
             metrics=of_client,
         )
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: PrivateServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> PrivateServer:
         if adaptive is None:
             inner = method.server_update(server.inner, aggregate, round, hyper)
             return server._replace(inner=inner)
@@ -146,18 +151,15 @@ def private(
         inner = method.server_update(server.inner, aggregate, round, hyper)
         return server._replace(inner=inner, clip=moved(server.clip, share_within, adaptive))
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: PrivateServer, new: Variables, reset_optimizer: bool) -> PrivateServer:
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
-
-    def fine_tune(server, client_state, data, key, hyper):
-        return fine_tuned_models(method, server.inner, client_state, data, key, hyper)
 
     bounds = {"statistics": statistics_clip, "extra": extra_clip}
     bounds["weight"] = None if weight_clip is None else 1.0
     fixed = {part: bound for part, bound in bounds.items() if bound is not None}
     return method._replace(
         name=f"private_{method.name}",
-        init=init,
+        init=lambda key: PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z)),
         broadcast=broadcast,
         client_update=client_update,
         reduce=noised_mean(method.reduce, fixed, expected_clients, adaptive),
@@ -167,7 +169,7 @@ def private(
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
         sends_models=False,  # a server gets noised sums and no client's model
         gradient=None,
-        fine_tune=fine_tune,
+        fine_tune=lambda server, *others: fine_tuned_models(method, server.inner, *others),
         privacy=PrivateSends(float(noise_multiplier), expected_clients),
     )
 
@@ -202,17 +204,19 @@ def noised_mean(
     """
     spread = (1 + len(bounds)) ** 0.5
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, PyTree, jax.Array]:
         weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
         update, change = jax.tree.map(weigh, (result.update, result.mutable))
         return update, change, result.extra, result.weight
 
-    def finalize(total, message, key):
+    def finalize(
+        total: tuple[PyTree, PyTree, PyTree, jax.Array], message: PrivateMessage, key: jax.Array
+    ) -> Aggregate:
         update, change, extra, weight = total
         noise_key = keys.derive(key, "noise")
         deviation = message.noise_multiplier * spread
 
-        def with_noise(part, tree, bound):
+        def with_noise(part: str, tree: PyTree, bound: jax.Array | float) -> PyTree:
             return noised(tree, deviation * bound, keys.derive(noise_key, part))
 
         update = with_noise("update", update, message.clip)

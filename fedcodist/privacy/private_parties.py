@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, PrivateCohorts
@@ -46,14 +46,14 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
     _check_noise(clip, noise_multiplier)
     check_number("max_weight", max_weight, above=0)
 
-    def bound(update):
+    def bound(update: PyTree) -> PyTree:
         return jax.tree.map(lambda scores: clipped_rows(scores, clip), update)
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, jax.Array]:
         weight = jnp.clip(result.weight, 0, max_weight)
         return jax.tree.map(lambda scores: scores * weight, bound(result.update)), weight
 
-    def finalize(total, message, key):
+    def finalize(total: tuple[PyTree, jax.Array], message: PyTree, key: jax.Array) -> Aggregate:
         sums, weight = total
         deviation = noise_multiplier * max_weight * scores_sensitivity(sums, clip)
         noised = _noised(sums, deviation, key)
@@ -90,7 +90,7 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
     _check_noise(clip, noise_multiplier)
     check_number("max_count", max_count, above=0)
 
-    def bound(update):
+    def bound(update: PyTree) -> PyTree:
         if not jax.tree.leaves(update):
             return update
         (vectors, counts), structure = _pair(update)
@@ -98,11 +98,11 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
         scaled = vectors * (kept / jnp.where(counts > 0, counts, 1))[:, None]
         return structure.unflatten([clipped_rows(scaled, clip * kept[:, None]), kept])
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, jax.Array]:
         weight = jnp.clip(result.weight, 0, 1)
         return jax.tree.map(lambda leaf: leaf * weight, bound(result.update)), weight
 
-    def finalize(total, message, key):
+    def finalize(total: tuple[PyTree, jax.Array], message: PyTree, key: jax.Array) -> Aggregate:
         sums, weight = total
         if not jax.tree.leaves(sums):
             return Aggregate(sums, {}, weight)

@@ -1,13 +1,20 @@
 """Any method whose server sees the sum of what clients send, and nothing of a single client."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.method import FederatedMethod, fine_tuned_models
+from fedcodist.core.model import Variables
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes
 from fedcodist.privacy.secure_sum_reduce import bytes_up, exceeds, fixed_point_reduce
+
+PyTree = Any
 
 
 def secure_sum(
@@ -55,7 +62,9 @@ def secure_sum(
     reduce = fixed_point_reduce(method.reduce, num_clients, value_range, max_weight, bits, masks)
     agreement = agreement_bytes(num_clients)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> ClientResult:
         result = method.client_update(message, client_state, data, key, hyper)
         prepared = jax.eval_shape(reduce.prepare, result, key)
         down = result.metrics.get("bytes_down", tree_bytes(message))
@@ -66,7 +75,9 @@ def secure_sum(
         }
         return result._replace(metrics=result.metrics | metrics)
 
-    def fine_tune(server, client_state, data, key, hyper):
+    def fine_tune(
+        server: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> dict[str, Variables]:
         return fine_tuned_models(method, server, client_state, data, key, hyper)
 
     return method._replace(

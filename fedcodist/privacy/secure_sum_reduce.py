@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, Measured, Reduce, weighted_mean
+from fedcodist.core.aggregation import Aggregate, ClientResult, Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
@@ -30,6 +30,10 @@ class FixedPoint:
 
     values: jax.Array
     dtype: Any
+
+
+# What is summed, and whether anything was clipped or broken; () where nothing is sent.
+Prepared = tuple[PyTree, tuple[FixedPoint, ...]]
 
 
 def secure_sum_reduce(
@@ -59,7 +63,7 @@ def secure_sum_reduce(
     inner = weighted_mean() if reduce is None else reduce
     summed = fixed_point_reduce(inner, num_clients, value_range, max_weight, bits, masks)
 
-    def finalize(total, message, key):
+    def finalize(total: Prepared, message: PyTree, key: jax.Array) -> Aggregate:
         aggregate = summed.finalize(total, message, key)
         if not _is_summed(total):
             return aggregate
@@ -82,7 +86,7 @@ def fixed_point_reduce(
     most = _most(num_clients, bits)
     step = largest / most
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> Prepared:
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
             return inner.prepare(result, key), ()
         if inner.bound is not None:  # norms are clipped before numbers are
@@ -101,7 +105,7 @@ def fixed_point_reduce(
         encode = lambda leaf: _encoded(leaf, step, most, bits)
         return _of_sent_leaves(encode, prepared), flags
 
-    def mask(prepared, client, clients, key):
+    def mask(prepared: Prepared, client: jax.Array, clients: jax.Array, key: jax.Array) -> Prepared:
         if not _is_summed(prepared):
             return prepared
         if not 2 <= len(clients) <= num_clients:
@@ -117,7 +121,7 @@ def fixed_point_reduce(
         add = lambda leaf: _modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
         return _of_sent_leaves(add, prepared)
 
-    def finalize(total, message, key):
+    def finalize(total: Prepared, message: PyTree, key: jax.Array) -> Aggregate:
         if not _is_summed(total):
             return inner.finalize(total[0], message, key)
         numbers, (_, broken) = total
@@ -125,7 +129,7 @@ def fixed_point_reduce(
         decode = lambda number: _decoded(number, step, bits, is_broken)
         return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
 
-    def bound(update):
+    def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
 
     return Reduce(prepare, finalize, mask=mask, bound=bound)
@@ -181,7 +185,7 @@ def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: 
     all sums of a round add up to 0 modulo 2^32.
     """
 
-    def add(place, total):
+    def add(place: jax.Array, total: jax.Array) -> jax.Array:
         other = clients[place]
         seed = keys.derive(key, jnp.minimum(client, other), jnp.maximum(client, other))
         mask = jax.random.bits(seed, (length,), jnp.uint32)
@@ -262,6 +266,6 @@ def _sent_leaves(tree: PyTree) -> list[Any]:
     return [node for node in nodes if not is_measured(node)]
 
 
-def _is_summed(prepared: PyTree) -> bool:
+def _is_summed(prepared: Prepared) -> bool:
     """Whether `prepare` made fixed-point numbers, and not of a pass in which nothing is sent."""
     return prepared[1] != ()

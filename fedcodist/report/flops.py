@@ -298,7 +298,7 @@ def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], 
     one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
     batch = jax.eval_shape(data.preprocess, one, key, jnp.zeros(1, jnp.int32))
 
-    def of(setting, name):
+    def of(setting: str, name: str) -> float:
         assert data.models is not None and data.submodels is not None
         model = choice(setting, name, data.models)()
         if share is not None:
@@ -319,7 +319,7 @@ def _forward_of_image(
 def _forward_of_text(data: Data, samples: int = 0) -> Callable[[str, str], float]:
     length = data.splits["train"].columns["tokens"].shape[1] - 1
 
-    def of(setting, name):
+    def of(setting: str, name: str) -> float:
         create = choice(setting, name, TEXT_MODELS)
         assert data.text is not None
         network = create(data.text.vocabulary.size)

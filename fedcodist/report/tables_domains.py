@@ -113,7 +113,7 @@ def finished_run(folder: Path) -> Run:
 def names_of(runs: Sequence[Run]) -> list[str]:
     """A name for each run: of the method, the text if a config has several, and the folder if needed."""
 
-    def name_of(run):
+    def name_of(run: Run) -> str:
         name = METHOD_NAMES.get(method_of(run.config), method_of(run.config))
         text = run.config.get("run", "").partition(",")[2]
         return f"{name}, {text}" if text else name

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.core.trees import named_leaves
 from fedcodist.models.submodels import Axis, Units
 
@@ -201,7 +201,7 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
       ValueError: the model has no encoder, or parameters of other names or shapes.
     """
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         params, mutable = model.init(key)
         return Variables({**params, "encoder": jax.tree.map(jnp.asarray, encoder)}, mutable)
 
@@ -236,16 +236,16 @@ def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
                 f"encoder's table {name} must be {list(expected)}, got {list(table.shape)}."
             )
 
-    def with_embeddings(params, embeddings):
+    def with_embeddings(params: PyTree, embeddings: PyTree) -> PyTree:
         return {**params, "encoder": {**params["encoder"], "embeddings": embeddings}}
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         params, mutable = model.init(key)
         embeddings = params["encoder"]["embeddings"]
         trained = {name: leaf for name, leaf in embeddings.items() if name not in TABLES}
         return Variables(with_embeddings(params, trained), mutable)
 
-    def apply(variables, batch, **options):
+    def apply(variables: Variables, batch: Batch, **options: Any) -> tuple[Any, PyTree]:
         trained = variables.params["encoder"]["embeddings"]
         dtype = trained["norm"]["scale"].dtype
         stay = {name: jnp.asarray(table, dtype) for name, table in tables.items()}

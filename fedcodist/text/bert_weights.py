@@ -77,7 +77,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OTHERS)}
     shapes = jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
-    def read(keys, leaf):
+    def read(keys: tuple[jax.tree_util.DictKey, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         names = tuple(key.key for key in keys)
         name = _bert_name(names)
         if name not in tensors:

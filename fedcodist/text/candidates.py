@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer
+from fedcodist.core.metrics import Batch
 
 
 def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
@@ -30,7 +31,7 @@ def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
     """
     check_integer("negatives", negatives, low=1)
 
-    def preprocess(batch, key, positions):
+    def preprocess(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
         draw_keys = jax.vmap(lambda position: keys.derive(key, "candidates", position))(positions)
         draw = lambda key, clicked, others: _draw(key, clicked, others, negatives)
         candidates, label = jax.vmap(draw)(draw_keys, batch["clicked"], batch["others"])
@@ -51,7 +52,7 @@ def all_candidates(titles: Any) -> Preprocess:
     is left as `fedcodist.text.ranking` reads it.
     """
 
-    def preprocess(batch, key, positions):
+    def preprocess(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
         tokens = {name: _tokens(titles, batch[name]) for name in ("candidates", "history")}
         return {**batch, **tokens}
 
@@ -65,7 +66,9 @@ def _tokens(titles: Any, articles: jax.Array) -> jax.Array:
     return jnp.asarray(titles, jnp.int32)[articles]
 
 
-def _draw(key, clicked, others, negatives):
+def _draw(
+    key: jax.Array, clicked: jax.Array, others: jax.Array, negatives: int
+) -> tuple[jax.Array, jax.Array]:
     """Candidates of one example, int [1 + negatives], and the place of the clicked one."""
     is_there = others > 0
     draws = jax.random.uniform(keys.derive(key, "others"), others.shape)

@@ -74,7 +74,9 @@ class LSTM(nn.Module):
         x, inputs, recurrent, bias = nn.dtypes.promote_dtype(x, inputs, recurrent, bias)
         gates = jnp.swapaxes(x @ inputs + bias, 0, 1)  # time first, as the scan reads it
 
-        def step(carry, gates):
+        def step(
+            carry: tuple[jax.Array, jax.Array], gates: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             hidden, cell = carry
             i, g, f, o = jnp.split(gates + hidden @ recurrent, 4, axis=-1)
             cell = nn.sigmoid(f + 1) * cell + nn.sigmoid(i) * jnp.tanh(g)
@@ -91,7 +93,7 @@ def haiku_lstm(
 ) -> Callable[[jax.Array], Readout]:
     """The same network made of Haiku's layers, for `from_haiku`; by default the small one."""
 
-    def network(tokens):
+    def network(tokens: jax.Array) -> Readout:
         import haiku as hk
 
         x = hk.Embed(vocabulary, embedding)(tokens)

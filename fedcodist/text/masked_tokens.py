@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedcodist.core import keys, readout
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.model import Model, from_flax_linen
+from fedcodist.core.model import Batch, Model, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, BertVocabulary
 from fedcodist.text.bert import PAD, Encoder, dense, normalised
@@ -27,13 +27,13 @@ def masked_language_model(encoder: Encoder) -> Model:
     are `loss` and `accuracy`, both weighted by hidden tokens.
     """
 
-    def loss(outputs, batch):
+    def loss(outputs: Readout, batch: Batch) -> jax.Array:
         return _mean_of_hidden(readout.cross_entropy(outputs, batch["label"]), outputs)[0]
 
-    def loss_per_token(outputs, batch):
+    def loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
         return _mean_of_hidden(readout.cross_entropy(outputs, batch["label"]), outputs)
 
-    def accuracy(outputs, batch):
+    def accuracy(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
         allowed = jnp.arange(encoder.vocabulary) != PAD
         guessed = readout.most_probable(outputs, allowed) == batch["label"]
         return _mean_of_hidden(guessed * outputs.weights, outputs)
@@ -68,11 +68,11 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
     check_number("share", share, above=0, high=1)
     mask, begins, ends = (vocabulary.number(piece) for piece in (MASKED, BEGINNING, END))
 
-    def preprocess(batch, key, positions):
+    def preprocess(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
         tokens = batch["tokens"].astype(jnp.int32)
         most = max(1, round(share * tokens.shape[1]))
 
-        def hide(tokens, position):
+        def hide(tokens: jax.Array, position: jax.Array) -> dict[str, jax.Array]:
             sentence_key = keys.derive(key, "hidden", position)
             may_hide = (tokens != PAD) & (tokens != begins) & (tokens != ends)
             rank = jax.random.uniform(keys.derive(sentence_key, "places"), tokens.shape)

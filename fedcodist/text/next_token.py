@@ -4,7 +4,7 @@ Text is a column `tokens`, int [examples, T + 1]: the beginning of a sentence, i
 padding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +13,11 @@ import numpy as np
 
 from fedcodist.core import keys, readout
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 
-Batch = Mapping[str, jax.Array]
+PyTree = Any
 
 
 def language_model(
@@ -51,10 +51,10 @@ def language_model(
     check_integer("samples", samples, low=0)
     check_number("expected_length", expected_length, above=0)
 
-    def loss(outputs, batch):
+    def loss(outputs: Readout, batch: Batch) -> jax.Array:
         return jnp.sum(_token_losses(outputs, batch), axis=-1) / expected_length
 
-    def mean_loss(outputs, batch, mask):
+    def mean_loss(outputs: Readout, batch: Batch, mask: jax.Array) -> jax.Array:
         weights = (batch["label"] != PAD) * mask[:, None]
         outputs = outputs._replace(weights=weights.astype(jnp.float32))
         if outputs.samples is None:
@@ -66,7 +66,14 @@ def language_model(
     example = jnp.zeros((1, 2), jnp.int32)
     base = adapter(network, example, inputs="tokens", loss=loss)
 
-    def apply(variables, batch, *, train=False, key=None, **options):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        **options: Any,
+    ) -> tuple[Readout, PyTree]:
         outputs, mutable = base.apply(variables, batch, train=train, key=key, **options)
         if samples and train and key is not None:
             order = tokens_by_frequency(vocabulary)
@@ -147,7 +154,7 @@ def continuations(
     classes = jnp.arange(model.num_classes)
     allowed = (classes >= EOS) & (classes < model.num_classes - 1)
 
-    def write(index, tokens):
+    def write(index: jax.Array, tokens: jax.Array) -> jax.Array:
         outputs = model.apply(variables, {"tokens": tokens})[0]
         last = outputs.features[:, index - 1]
         logits = readout.logits_of(last, outputs.kernel, outputs.bias) / temperature

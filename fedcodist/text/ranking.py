@@ -79,7 +79,7 @@ def reciprocal_rank(scores: jax.Array, labels: jax.Array) -> jax.Array:
 def ndcg(scores: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     """Normalised discounted cumulative gain of the first k, discount 1 / log2(1 + rank); as `auc`."""
 
-    def discount(place):
+    def discount(place: jax.Array) -> jax.Array:
         return jnp.where(place < k, 1 / jnp.log2(place + 2), 0)
 
     ideal = _discounted(labels.astype(scores.dtype), labels, discount)
@@ -87,20 +87,22 @@ def ndcg(scores: jax.Array, labels: jax.Array, k: int) -> jax.Array:
 
 
 def _mean_over_impressions(metric: Callable[[jax.Array, jax.Array], jax.Array]) -> Statistic:
-    def statistic(outputs, batch):
+    def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         clicked, others = _counts(batch["label"])
         return metric(outputs, batch["label"]), ((clicked > 0) & (others > 0)).astype(jnp.float32)
 
     return statistic
 
 
-def _counts(labels):
+def _counts(labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The numbers of candidates that were clicked and that were not, float [batch] each."""
     count = lambda which: jnp.sum(which, axis=-1).astype(jnp.float32)
     return count(is_clicked(labels)), count(labels == 0)
 
 
-def _discounted(scores, labels, discount):
+def _discounted(
+    scores: jax.Array, labels: jax.Array, discount: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
     """The sum over clicks of the mean discount of the places shared by candidates of equal scores."""
     first, last = _places(scores, labels)
     discounts = discount(jnp.arange(scores.shape[-1]).astype(scores.dtype))
@@ -109,11 +111,11 @@ def _discounted(scores, labels, discount):
     return jnp.sum(jnp.where(is_clicked(labels), mean, 0), axis=-1)
 
 
-def _places(scores, labels):
+def _places(scores: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[first, last) of the places, from 0 for the best, that candidates with the same score share."""
     falling = jnp.where(labels >= 0, -scores, jnp.inf)  # padding after all others
 
-    def of_example(falling):
+    def of_example(falling: jax.Array) -> tuple[jax.Array, jax.Array]:
         ordered = jnp.sort(falling)
         find = lambda side: jnp.searchsorted(ordered, falling, side=side)
         return find("left"), find("right")

@@ -44,13 +44,15 @@ from fedcodist.run import compilation_cache, launch
 from fedcodist.tuning import search_space
 
 if TYPE_CHECKING:
-    from optuna import Study
+    from optuna import Study, Trial
+    from optuna.trial import TrialState
 
     from fedcodist.run.experiment import Experiment
     from fedcodist.run.programs import Programs
     from fedcodist.tuning.study import Plan, Worker
 
-HyperOf = Callable[[ConfigDict], Any]  # a trial's config -> its algorithm's traced floats
+PyTree = Any
+HyperOf = Callable[[ConfigDict], PyTree]  # a trial's config -> its algorithm's traced floats
 # File descriptor by which the first worker says that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
 # The first of these splits that the data have gives a trial its value.
@@ -316,7 +318,7 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
                 f"{list(predictor.model.metrics)}."
             )
 
-    def hyper_of(trial: ConfigDict):
+    def hyper_of(trial: ConfigDict) -> PyTree:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # shown once already
             return build_algorithm(trial, data).hyper
@@ -328,7 +330,7 @@ def check_trials(config: ConfigDict, space: search_space.Space, hyper_of: HyperO
     """Raises ValueError that names a dimension without an effect on a compiled program."""
     import jax
 
-    def floats(trial):
+    def floats(trial: ConfigDict) -> list[float]:
         return [float(x) for x in jax.tree.leaves(hyper_of(trial))]
 
     search_space.check_effects(config, space, floats)
@@ -381,7 +383,8 @@ def run_trials(
     device = jax.devices()[0].device_kind
     while trial := studies.next_trial(study, plan, worker, device):
         values = search_space.with_values(config, plan.space, trial.params)
-        value, state, reason = None, studies.TrialState.FAIL, "stopped by an error"
+        value, state = None, studies.TrialState.FAIL
+        reason: str | None = "stopped by an error"
         try:
             value, state, reason = _run_trial(
                 trial, _with_floats(experiment, hyper_of(values)), programs, worker
@@ -440,16 +443,18 @@ def run_trials_at_once(
     return counts, _compilations(programs)
 
 
-def _run_trial(trial, experiment, programs, worker):
+def _run_trial(
+    trial: "Trial", experiment: "Experiment", programs: "Programs", worker: "Worker"
+) -> "tuple[float | None, TrialState, str | None]":
     """Returns (value, state, reason)."""
     import optuna
 
     from fedcodist.run.experiment import TrainingDiverged, run_experiment
     from fedcodist.tuning import study as studies
 
-    value = None
+    value: float | None = None
 
-    def judge(records):
+    def judge(records: Sequence[Mapping[str, Any]]) -> None:
         nonlocal value
         round, value = records[0]["round"], held_out_accuracy(records)
         if not math.isfinite(value):
@@ -475,7 +480,7 @@ def held_out_accuracy(records: Sequence[Mapping[str, Any]]) -> float:
     return math.nan if None in accuracies else sum(accuracies) / len(accuracies)
 
 
-def _with_floats(experiment, hyper):
+def _with_floats(experiment: "Experiment", hyper: PyTree) -> "Experiment":
     """The experiment with a trial's floats; its programs stay the same."""
     import jax
 
@@ -485,12 +490,13 @@ def _with_floats(experiment, hyper):
     return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
 
 
-def _compilations(programs) -> int:
-    return programs.train._cache_size() + programs.train_streamed._cache_size()
+def _compilations(programs: "Programs") -> int:
+    jitted: tuple[Any, ...] = (programs.train, programs.train_streamed)
+    return sum(program._cache_size() for program in jitted)
 
 
 def _end_with_the_supervisor() -> None:
-    def wait():
+    def wait() -> None:
         # The lock of sys.stdin would be held while the interpreter ends.
         os.read(0, 1)
         os._exit(1)
