@@ -14,7 +14,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.method import FederatedMethod, client_key
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import of_clients
@@ -106,16 +106,16 @@ def train_pools(
     return TrainedPools(aggregates, new_client_states, metrics, models, results)
 
 
-def _present(name, pool, round):
-    """(clients drawn, which slots take part) of a Poisson cohort; (None, None) of others."""
+def _present(name: str, pool: Pool, round: Round) -> tuple[jax.Array | int, jax.Array | None]:
+    """(clients drawn, which slots take part) of a Poisson cohort; None for all slots of others."""
     if pool.poisson is None:
-        return None, None
+        return pool.cohort_size, None
     size = (len(pool.clients), pool.cohort_size)
     count = number_drawn(*size, name, round.index, round.key)
     return count, jnp.arange(len(round.inputs.cohorts[name].clients)) < count
 
 
-def _where(flags, chosen, other):
+def _where(flags: jax.Array, chosen: PyTree, other: PyTree) -> PyTree:
     """The trees' leaves [slots, ...], of the first one where the flag is true."""
     expanded = lambda leaf: flags.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda a, b: jnp.where(expanded(a), a, b), chosen, other)
@@ -139,7 +139,7 @@ def aggregate_of_some(
     """
     is_kept = is_kept | ~jnp.any(is_kept)
 
-    def total(leaf):
+    def total(leaf: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(is_kept.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), axis=0)
 
     count = len(results.weight)
@@ -174,5 +174,12 @@ def set_models(
     }
 
 
-def _client_update(method, hyper, message, client_state, data, key):
+def _client_update(
+    method: FederatedMethod,
+    hyper: PyTree,
+    message: PyTree,
+    client_state: PyTree,
+    data: ClientData,
+    key: jax.Array,
+) -> ClientResult:
     return method.client_update(message, client_state, data, key, hyper)
