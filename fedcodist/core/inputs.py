@@ -100,7 +100,7 @@ class Inputs:
                 columns.append(of_pool)
             places.append((pool, next(i for i, c in enumerate(columns) if c is of_pool)))
         rest = {
-            pool: dataclasses.replace(cohort, columns=None) for pool, cohort in self.cohorts.items()
+            pool: dataclasses.replace(cohort, columns={}) for pool, cohort in self.cohorts.items()
         }
         parts = {"columns": columns, "cohorts": rest, "examples": self.examples}
         children = [(jax.tree_util.GetAttrKey(name), part) for name, part in parts.items()]

@@ -4,7 +4,7 @@ Members are Variables whose leaves have a leading axis. They are evaluated one a
 the end whose weight is 0 cost nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +68,34 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
         return mean_logits(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
 
     return Predictor(model, variables, predict)
+
+
+def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
+    """The weighted mean of the logits of all members of several ensembles, of an architecture each."""
+    means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
+    counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
+    return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
+
+
+def ensembles_predictor(
+    models: Mapping[str, Model], ensembles: Callable[[PyTree], Mapping[str, Ensemble]]
+) -> Predictor:
+    """As `ensemble_predictor`, of several ensembles, which have the names of their networks."""
+
+    def variables(state: PyTree) -> Variables:
+        of_state = ensembles(state)
+        params = {name: ensemble.members.params for name, ensemble in of_state.items()}
+        others = {n: (e.members.mutable, e.weights) for n, e in of_state.items()}
+        return Variables(params, others)
+
+    def predict(variables: Variables, batch: Batch) -> jax.Array:
+        of_state = {
+            name: Ensemble(Variables(variables.params[name], mutable), weights)
+            for name, (mutable, weights) in variables.mutable.items()
+        }
+        return mean_logits_of_all(models, of_state)(batch)
+
+    return Predictor(next(iter(models.values())), variables, predict)
 
 
 def gaussian_samples(

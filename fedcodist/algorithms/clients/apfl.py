@@ -19,13 +19,15 @@ from fedcodist.algorithms.clients.fed_avg import (
 )
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.joint_model import joint_model
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod, PersonalModel
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 
 PyTree = Any
 GLOBAL, MIXED, ALPHA = "global", "mixed", "alpha"
@@ -96,7 +98,13 @@ def apfl(
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
     both_training = training._replace(optimizer=_with_share(training.optimizer))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: APFLState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: APFLHyper,
+    ) -> ClientResult:
         # The local model w starts at the one that was received; v and alpha are the client's.
         share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
         start = Variables(
@@ -118,10 +126,10 @@ def apfl(
         result = client_result(message, trained, data.size, client_state=state)
         return result._replace(metrics=result.metrics | {"alpha": params[ALPHA]})
 
-    def first(initial):
+    def first(initial: Variables) -> APFLState:
         return APFLState(initial, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
 
-    def personal(server, client_state):
+    def personal(server: PyTree, client_state: APFLState) -> Variables:
         received, (own, share, is_first) = averaging.variables(server), client_state
         mixed = lambda: Variables(mixture(share, own.params, received.params), own.mutable)
         return jax.lax.cond(is_first > 0, lambda: received, mixed)
@@ -143,13 +151,14 @@ def mixture(share: jax.Array, own: PyTree, received: PyTree) -> PyTree:
 def _both(model: Model) -> Model:
     """w, and the mixture in which w is a constant, as one model whose loss is the sum of both."""
 
-    def loss(outputs, batch):
-        return sum(checked_loss(model.loss, outputs[name], batch) for name in (GLOBAL, MIXED))
+    def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:
+        of = lambda name: checked_loss(model.loss, outputs[name], batch)
+        return of(GLOBAL) + of(MIXED)
 
     # w drops the units that it would drop in FedAvg.
     pair = joint_model({GLOBAL: model, MIXED: model}, loss, keeps_key=GLOBAL)
 
-    def apply(variables, batch, **arguments):
+    def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[Any, PyTree]:
         params = variables.params
         constant_w = jax.lax.stop_gradient(params[GLOBAL])
         mixed = mixture(params[ALPHA], params[MIXED], constant_w)
@@ -162,7 +171,7 @@ def _both(model: Model) -> Model:
 def _with_share(factory: OptimizerFactory) -> OptimizerFactory:
     """(clients' rate, alpha's) -> optimizers of both models, and alpha's, of the round's first step."""
 
-    def create(rates):
+    def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
         of_model = factory(rates[0])
         optimizers = {GLOBAL: of_model, MIXED: of_model, ALPHA: _first_step(rates[1])}
         return optax.multi_transform(optimizers, {name: name for name in optimizers})
@@ -173,7 +182,9 @@ def _with_share(factory: OptimizerFactory) -> OptimizerFactory:
 def _first_step(rate: Any) -> optax.GradientTransformation:
     """One step of gradient descent, clipped to [0, 1], and none after it."""
 
-    def update(gradient, count, params=None):
+    def update(
+        gradient: PyTree, count: jax.Array, params: PyTree = None
+    ) -> tuple[PyTree, jax.Array]:
         new = jax.tree.map(lambda a, g: jnp.clip(a - rate * g, 0, 1), params, gradient)
         change = jax.tree.map(lambda a, b: jnp.where(count == 0, b - a, 0), params, new)
         return change, count + 1

@@ -18,11 +18,15 @@ from fedcodist.algorithms.clients.fed_avg import (
 )
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import MOST_EPOCHS, check_integer, check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod, PersonalModel
-from fedcodist.core.model import Model
+from fedcodist.core.model import Model, Variables
+
+PyTree = Any
 
 
 class DittoHyper(NamedTuple):
@@ -70,13 +74,19 @@ def ditto(
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
     of_personal = training._replace(epochs=personal_epochs)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: Variables,
+        data: ClientData,
+        key: jax.Array,
+        hyper: DittoHyper,
+    ) -> ClientResult:
         rate = hyper.client_learning_rate
         # Algorithm 1: the client trains the global model from w^t, and will send how far it came.
         trained = train_client(model, training, message, data, key, rate)
 
         # v_k takes steps along the gradient of F_k(v_k) + lambda (v_k - w^t), w^t as it was received.
-        def towards_global(gradient, params):
+        def towards_global(gradient: PyTree, params: PyTree) -> PyTree:
             pull = lambda g, v, w: g + hyper.proximal_weight * (v - w)
             return jax.tree.map(pull, gradient, params, message.params)
 

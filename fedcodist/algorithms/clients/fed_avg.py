@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.aggregation import Aggregate, ClientResult, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
     OptimizerFactory,
@@ -85,20 +86,30 @@ def fed_avg(
         check_number(f"hyper.{name}", rate, low=0)
     start = functools.partial(lasting_state, "server_optimizer", server_optimizer)
 
-    def init(key):
+    def init(key: jax.Array) -> FedAvgServer:
         params, mutable = model.init(key)
         return FedAvgServer(params, mutable, start(params))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedAvgHyper,
+    ) -> ClientResult:
         # McMahan et al., algorithm 1, ClientUpdate: epochs of mini-batch descent from what it received.
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
-    def gradient(message, client_state, data, key, hyper):
+    def gradient(
+        message: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> PyTree:
         received = Variables(message.params, message.mutable)
         return gradient_of_a_batch(model, training, received, data, key)
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: FedAvgServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> FedAvgServer:
         # McMahan et al.: the model becomes the clients' mean. Reddi et al.: their mean difference from
         # the model is the gradient of a server optimizer's step.
         optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
@@ -108,7 +119,7 @@ def fed_avg(
         params = optax.apply_updates(server.params, updates)
         return FedAvgServer(params, aggregate.mutable, optimizer_state)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: FedAvgServer, new: Variables, reset_optimizer: bool) -> FedAvgServer:
         optimizer_state = start(new.params) if reset_optimizer else server.optimizer_state
         return FedAvgServer(new.params, new.mutable, optimizer_state)
 

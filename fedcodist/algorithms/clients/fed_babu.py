@@ -4,6 +4,9 @@
 https://arxiv.org/abs/2106.06042
 """
 
+from typing import Any
+
+import jax
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
@@ -14,12 +17,16 @@ from fedcodist.algorithms.clients.partially_shared import (
     private_part,
     with_private,
 )
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import SHARED_MODEL, FederatedMethod
-from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.core.parts import Chosen, choice_of
 from fedcodist.models.headed import HEAD
+
+PyTree = Any
 
 
 def fed_babu(
@@ -59,15 +66,21 @@ def fed_babu(
     # A client is always as before its first participation: it draws the head again.
     nothing_kept = sent_partly.init_client_state
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: FedAvgHyper
+    ) -> ClientResult:
         result = sent_partly.client_update(message, nothing_kept(), data, key, hyper)
         return result._replace(client_state=client_state)
 
-    def gradient(message, client_state, data, key, hyper):
+    def gradient(
+        message: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: FedAvgHyper
+    ) -> PyTree:
         assert sent_partly.gradient is not None
         return sent_partly.gradient(message, nothing_kept(), data, key, hyper)
 
-    def fine_tune(server, client_state, data, key, hyper):
+    def fine_tune(
+        server: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: FedAvgHyper
+    ) -> dict[str, Variables]:
         # Only here the head is trained too.
         rate = hyper.client_learning_rate
         start = sent_partly.variables(server)
@@ -86,14 +99,16 @@ def fed_babu(
 def with_fixed_part(method: FederatedMethod, is_fixed: IsPrivate) -> FederatedMethod:
     """The method, at whose server a part of the model stays as it is, whoever changes the model."""
 
-    def fixed(server, new):
+    def fixed(server: PyTree, new: Variables) -> Variables:
         return with_private(new, private_part(method.variables(server), is_fixed), is_fixed)
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: PyTree, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> PyTree:
         after = method.server_update(server, aggregate, round, hyper)
         return method.set_model(after, fixed(server, method.variables(after)), False)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: PyTree, new: Variables, reset_optimizer: bool) -> PyTree:
         return method.set_model(server, fixed(server, new), reset_optimizer)
 
     return method._replace(server_update=server_update, set_model=set_model)

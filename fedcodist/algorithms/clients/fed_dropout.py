@@ -18,9 +18,10 @@ from fedcodist.algorithms.clients.fed_avg import (
     fed_avg,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
@@ -83,13 +84,19 @@ def fed_dropout(
         units = chain_units(shapes, layers)
     counts = counts_of(shapes, smaller, units)
 
-    def draw(key) -> Kept:
+    def draw(key: jax.Array) -> Kept:
         return {
             group: jnp.sort(sample_without_replacement(keys.derive(key, "units", group), *count))
             for group, count in counts.items()
         }
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedAvgHyper,
+    ) -> ClientResult:
         # The client gets the units that are drawn for it in this round, and trains them alone.
         places = places_of(draw(key), shapes, units)
         received = Variables(gathered(message.params, places), {})
@@ -119,7 +126,7 @@ def mean_of_holders() -> Reduce:
     A client's `extra` is like its update, 1 for a parameter that it had and 0 elsewhere.
     """
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
         weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
         return (
             jax.tree.map(weigh, result.update),
@@ -127,7 +134,7 @@ def mean_of_holders() -> Reduce:
             result.weight,
         )
 
-    def finalize(total, message, key):
+    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, held, weight = total
         mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
         return Aggregate(mean, message.mutable, weight)

@@ -17,14 +17,15 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.core.aggregation import as_stored
+from fedcodist.core.aggregation import Aggregate, ClientResult, as_stored
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
 from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 
@@ -101,28 +102,34 @@ def fed_gkd(
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
     divergence = kl_divergence("forward")
 
-    def init(key):
+    def init(key: jax.Array) -> FedGKDServer:
         server = averaging.init(key)
         room = lambda leaf: jnp.zeros((models_kept - 1, *leaf.shape), leaf.dtype)
         return FedGKDServer(
             server, jax.tree.map(room, averaging.variables(server)), jnp.zeros((), jnp.int32)
         )
 
-    def broadcast(server):
+    def broadcast(server: FedGKDServer) -> FedGKDMessage:
         current = averaging.variables(server.averaging)
         teacher = None
         if models_kept > 1:
             teacher = mean_of_last(current, server.earlier, server.num_trained)
         return FedGKDMessage(*current, teacher, (server.num_trained > 0).astype(jnp.float32))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: FedGKDMessage,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedGKDHyper,
+    ) -> ClientResult:
         # The teacher is the mean of the last M global models, the received one among them.
         received = Variables(message.params, message.mutable)
         teacher = received if message.teacher is None else message.teacher
         softly = softened(divergence, hyper.temperature, scaled=True)
 
         # The loss is the labels' + lambda T^2 KL(teacher || client), on the client's own examples.
-        def loss(outputs, batch):
+        def loss(outputs: Any, batch: Batch) -> jax.Array:
             answers = logits_of(model.apply(teacher, batch)[0])
             if isinstance(answers, Readout):
                 raise TypeError(
@@ -140,7 +147,9 @@ def fed_gkd(
         )
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: FedGKDServer, aggregate: Aggregate, round: jax.Array, hyper: FedGKDHyper
+    ) -> FedGKDServer:
         # The current model joins those before it, of which the oldest leaves; clients' are averaged.
         current = averaging.variables(server.averaging)
         push = lambda new, old: jnp.concatenate([new[None], old])[: models_kept - 1]
@@ -148,10 +157,10 @@ def fed_gkd(
         averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
         return FedGKDServer(averaged, earlier, jnp.minimum(server.num_trained + 1, models_kept))
 
-    def variables(server):
+    def variables(server: FedGKDServer) -> Variables:
         return averaging.variables(server.averaging)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: FedGKDServer, new: Variables, reset_optimizer: bool) -> FedGKDServer:
         averaged = averaging.set_model(server.averaging, new, reset_optimizer)
         return server._replace(averaging=averaged)
 
@@ -177,7 +186,7 @@ def mean_of_last(current: Variables, earlier: Variables, num_trained: jax.Array)
     """
     before = jnp.maximum(num_trained - 1, 0)
 
-    def mean(new, old):
+    def mean(new: jax.Array, old: jax.Array) -> jax.Array:
         counts = jnp.arange(old.shape[0]).reshape(-1, *(1,) * new.ndim) < before
         total = new + jnp.sum(jnp.where(counts, old, 0), axis=0)
         return as_stored(total / (1 + before), new)

@@ -22,15 +22,16 @@ import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_kd_checks import check_choice, check_mutual, map_shapes
-from fedcodist.algorithms.clients.fed_kd_clients import FedKDClients, FedKDMessage
+from fedcodist.algorithms.clients.fed_kd_clients import FedKDClients, FedKDClientState, FedKDMessage
 from fedcodist.algorithms.clients.fed_kd_exchange import EXCHANGES, TEACHER
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.core import keys
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod, PersonalModel
-from fedcodist.core.model import Model
+from fedcodist.core.model import Model, Variables
 
 PyTree = Any
 TEACHERS = "teachers"  # of all clients, as they are evaluated
@@ -110,15 +111,17 @@ def fed_kd(
     averaging = fed_avg(student, training, exchanged.server_optimizer)
     clients = FedKDClients(teacher, student, shapes, exchanged, fresh_optimizers, mutual)
 
-    def init(key):
+    def init(key: jax.Array) -> FedKDServer:
         drawn = keys.derive(key, "init", TEACHER)  # of all teachers
         return FedKDServer(averaging.init(key), jax.random.key_data(drawn))
 
-    def broadcast(server):
+    def broadcast(server: FedKDServer) -> FedKDMessage:
         params, mutable = averaging.variables(server.averaging)
         return FedKDMessage(params, mutable, server.key)
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: FedKDServer, aggregate: Aggregate, round: jax.Array, hyper: FedKDHyper
+    ) -> FedKDServer:
         # The server takes a step along the mean of what clients sent: to the mean of the students where
         # they sent changes, of the optimizer where they sent gradients.
         rate = exchanged.server_rate(hyper.student_learning_rate)
@@ -126,11 +129,11 @@ def fed_kd(
         stepped = averaging.server_update(server.averaging, aggregate, round, rates)
         return server._replace(averaging=stepped)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: FedKDServer, new: Variables, reset_optimizer: bool) -> FedKDServer:
         averaged = averaging.set_model(server.averaging, new, reset_optimizer)
         return server._replace(averaging=averaged)
 
-    def init_client_state():
+    def init_client_state() -> FedKDClientState:
         message = jax.eval_shape(lambda key: broadcast(init(key)), jax.random.key(0))
         room = jax.eval_shape(clients.first_state, message)
         return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), room)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
-from fedcodist.core.layer_outputs import as_layers
+from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model
 
@@ -38,7 +38,7 @@ def map_shapes(
     example = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
     batch = jax.eval_shape(training.preprocess, example, jax.random.key(0), jnp.zeros(1, jnp.int32))
 
-    def outputs(model):
+    def outputs(model: Model) -> LayerOutputs:
         call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
         return jax.eval_shape(call, jax.eval_shape(lambda: jax.random.key(0)), batch)
 

@@ -160,7 +160,9 @@ def teacher_and_student(
     # The student drops the units that it would drop in FedAvg.
     pair = joint_model({TEACHER: teacher, STUDENT: student}, loss, keeps_key=STUDENT)
 
-    def apply(variables, batch, *, mask=None, **arguments):
+    def apply(
+        variables: Variables, batch: Batch, *, mask: jax.Array, **arguments: Any
+    ) -> tuple[Outputs, PyTree]:
         outputs, mutable = pair.apply(variables, batch, mask=mask, **arguments)
         maps = variables.params[MAPS]
         return Outputs(outputs[TEACHER], outputs[STUDENT], maps, mask), mutable

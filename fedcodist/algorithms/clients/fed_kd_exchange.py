@@ -82,17 +82,21 @@ def step_gradient(training: LocalTraining) -> Exchange:
 EXCHANGES = {"epoch_delta": epoch_delta, "step_gradient": step_gradient}
 
 
-def two_optimizers(teachers_factory: OptimizerFactory, students_factory: OptimizerFactory) -> Any:
+def two_optimizers(
+    teachers_factory: OptimizerFactory, students_factory: OptimizerFactory
+) -> OptimizerFactory:
     """(teacher's rate, student's) -> an optimizer for each as one; maps go with the teacher."""
 
-    def create(rates):
+    def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
         teachers, students = teachers_factory(rates[0]), students_factory(rates[1])
         private = lambda tree: {TEACHER: tree[TEACHER], MAPS: tree[MAPS]}
 
-        def init(params):
+        def init(params: PyTree) -> tuple[PyTree, PyTree]:
             return teachers.init(private(params)), students.init(params[STUDENT])
 
-        def update(gradient, states, params):
+        def update(
+            gradient: PyTree, states: tuple[PyTree, PyTree], params: PyTree
+        ) -> tuple[PyTree, tuple[PyTree, PyTree]]:
             teachers_update, teachers_state = teachers.update(
                 private(gradient), states[0], private(params)
             )

@@ -72,7 +72,9 @@ def mutual_losses(
       output_weight, hidden_weight: of L^d and L^h; may be traced.
     """
 
-    def losses(of_teacher, of_student, maps, mask, batch):
+    def losses(
+        of_teacher: Any, of_student: Any, maps: list[jax.Array], mask: jax.Array, batch: Batch
+    ) -> Losses:
         task = Losses(
             checked_loss(teacher.loss, of_teacher, batch),
             checked_loss(student.loss, of_student, batch),
@@ -93,7 +95,7 @@ def mutual_losses(
             task.student + of_output * divergence(log_student, log_teacher) + hidden,
         )
 
-    def both(outputs, batch):
+    def both(outputs: Outputs, batch: Batch) -> Losses:
         of_teacher, of_student, maps, mask = outputs
         if not mutual.detach_targets:
             return losses(of_teacher, of_student, maps, mask, batch)

@@ -17,16 +17,20 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
 from fedcodist.distillation.loop import check_classes
+
+PyTree = Any
 
 
 class FedNTDHyper(NamedTuple):
@@ -69,12 +73,18 @@ def fed_ntd(
     check_number("hyper.temperature", hyper.temperature, above=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedNTDHyper,
+    ) -> ClientResult:
         # The teacher is the model that the client received.
         received = Variables(message.params, message.mutable)
 
         # The loss is the labels' + beta KL(received || client) over the classes that are not true.
-        def loss(outputs, batch):
+        def loss(outputs: Any, batch: Batch) -> jax.Array:
             answers = logits_of(model.apply(received, batch)[0])
             if isinstance(answers, Readout):
                 raise TypeError(
@@ -105,7 +115,7 @@ def not_true_divergence(
     """
     not_true = jnp.arange(logits.shape[-1]) != labels[:, None]
 
-    def log_probabilities(logits):
+    def log_probabilities(logits: jax.Array) -> jax.Array:
         tempered = logits / temperature
         total = jax.nn.logsumexp(tempered, axis=-1, where=not_true, keepdims=True)
         # The same for teacher and student where it does not count; the logit itself might overflow.

@@ -15,11 +15,15 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model
+from fedcodist.core.model import Model, Variables
+
+PyTree = Any
 
 
 class FedProxHyper(NamedTuple):
@@ -52,9 +56,15 @@ def fed_prox(
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedProxHyper,
+    ) -> ClientResult:
         # The local problem is the client's loss + (mu / 2) ||w - w_received||^2.
-        def towards_received(gradient, params):
+        def towards_received(gradient: PyTree, params: PyTree) -> PyTree:
             pull = lambda g, w, received: g + hyper.proximal_weight * (w - received)
             return jax.tree.map(pull, gradient, params, message.params)
 

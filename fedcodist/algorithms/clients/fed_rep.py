@@ -4,6 +4,9 @@
 Shakkottai, 2021). https://arxiv.org/abs/2102.07078
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -16,13 +19,17 @@ from fedcodist.algorithms.clients.fed_avg import (
 )
 from fedcodist.algorithms.clients.partially_shared import only_trains, partially_shared
 from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import MOST_EPOCHS, check_integer
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.core.parts import Chosen, choice_of
 from fedcodist.models.headed import HEAD
+
+PyTree = Any
 
 
 def fed_rep(
@@ -60,7 +67,13 @@ def fed_rep(
     of_head = training._replace(optimizer=only_trains(optimizer, is_head), epochs=head_epochs)
     of_body = training._replace(optimizer=only_trains(optimizer, lambda path: not is_head(path)))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedAvgHyper,
+    ) -> ClientResult:
         rate = hyper.client_learning_rate
         # Algorithm 1, client update: the head takes its local steps, at the body that was received.
         fitted = train_client(model, of_head, message, data, keys.derive(key, "head"), rate)

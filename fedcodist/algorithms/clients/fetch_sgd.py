@@ -21,9 +21,10 @@ from fedcodist.compression.count_sketch import (
 )
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.core import keys
-from fedcodist.core.aggregation import ClientResult, weighted_mean
+from fedcodist.core.aggregation import Aggregate, ClientResult, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless
@@ -104,14 +105,16 @@ def fetch_sgd(
     if examples_per_round is not None:
         check_integer("examples_per_round", examples_per_round, low=1)
 
-    def init(key):
+    def init(key: jax.Array) -> FetchSGDServer:
         table = jnp.zeros((sketch_rows, sketch_columns))
         return FetchSGDServer(model.init(key).params, table, table)
 
-    def variables(server):
+    def variables(server: FetchSGDServer) -> Variables:
         return Variables(server.params, {})
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> ClientResult:
         seen = data
         if examples_per_round is not None:
             seen = drawn_examples(data, examples_per_round, keys.derive(key, "examples"))
@@ -120,7 +123,9 @@ def fetch_sgd(
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
         return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), client_state, metrics)
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: FetchSGDServer, aggregate: Aggregate, round: jax.Array, hyper: FetchSGDHyper
+    ) -> FetchSGDServer:
         size = size_of(server.params)
         rate = schedule(hyper.learning_rate, round)
         before, after = (rate, 1.0) if rate_in_error else (1.0, rate)
@@ -133,7 +138,7 @@ def fetch_sgd(
         )
         return FetchSGDServer(unflat(vector, server.params), *emptied)
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: FetchSGDServer, new: Variables, reset_optimizer: bool) -> FetchSGDServer:
         if not reset_optimizer:
             return server._replace(params=new.params)
         table = jnp.zeros_like(server.momentum)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core.aggregation import Aggregate, ClientResult
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Variables
 
@@ -64,43 +66,63 @@ def with_first_state(
     """
     initial = lambda key: method.variables(method.init(key))
 
-    def started(key_data, client_state):
+    def started(key_data: jax.Array, client_state: StartedState) -> PyTree:
         # XLA draws only those leaves of the initial model that `first` reads.
         make = lambda: first(initial(jax.random.wrap_key_data(jnp.asarray(key_data))))
         return jax.lax.cond(client_state.has_started, lambda: client_state.inner, make)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: KeyedMessage,
+        client_state: StartedState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> ClientResult:
         state = started(message.key, client_state)
         result = method.client_update(message.inner, state, data, key, hyper)
         return result._replace(client_state=StartedState(result.client_state, jnp.asarray(True)))
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: KeyedServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> KeyedServer:
         return server._replace(inner=method.server_update(server.inner, aggregate, round, hyper))
 
-    def set_model(server, new, reset_optimizer):
+    def set_model(server: KeyedServer, new: Variables, reset_optimizer: bool) -> KeyedServer:
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
 
-    def init_client_state():
+    def init_client_state() -> StartedState:
         room = jax.eval_shape(lambda key: first(initial(key)), jax.random.key(0))
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), room)
         return StartedState(zeros, np.asarray(False))
 
-    def of_state(personal):
-        def variables(server, client_state):
+    def of_state(personal: PersonalModel) -> PersonalModel:
+        def variables(server: KeyedServer, client_state: StartedState) -> Variables:
             return personal.variables(server.inner, started(server.key, client_state))
 
         return PersonalModel(personal.model, variables)
 
     inner_gradient = method.gradient
 
-    def gradient(message, client_state, data, key, hyper):
+    def gradient(
+        message: KeyedMessage,
+        client_state: StartedState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> PyTree:
         assert inner_gradient is not None
         state = started(message.key, client_state)
         return inner_gradient(message.inner, state, data, key, hyper)
 
     inner_fine_tune = method.fine_tune
 
-    def fine_tune(server, client_state, data, key, hyper):
+    def fine_tune(
+        server: KeyedServer,
+        client_state: StartedState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> dict[str, Variables]:
         assert inner_fine_tune is not None
         return inner_fine_tune(server.inner, started(server.key, client_state), data, key, hyper)
 

@@ -17,13 +17,15 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.models.headed import embedding_of
 
 _SHORTEST = 1e-8  # of embeddings, whose length divides; as in PyTorch's cosine similarity
@@ -82,12 +84,18 @@ def moon(
     check_number("hyper.temperature", hyper.temperature, above=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: MoonClient,
+        data: ClientData,
+        key: jax.Array,
+        hyper: MoonHyper,
+    ) -> ClientResult:
         received = Variables(message.params, message.mutable)
 
         # Algorithm 1, PartyLocalTraining: three models make embeddings of every batch, the client's, the
         # received one and the client's previous one. The loss is the labels' + mu times the contrast.
-        def loss(outputs, batch):
+        def loss(outputs: Any, batch: Batch) -> jax.Array:
             of_received = _embedding(model.apply(received, batch)[0])
             of_previous = _embedding(model.apply(client_state.previous, batch)[0])
             apart = contrast(_embedding(outputs), of_received, of_previous, hyper.temperature)
@@ -101,7 +109,7 @@ def moon(
         kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_trained))
         return client_result(message, trained, weight=data.size, client_state=kept)
 
-    def init_client_state():
+    def init_client_state() -> MoonClient:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variable_shapes(model))
         return MoonClient(zeros, jnp.zeros(()))
 

@@ -4,6 +4,7 @@
 https://arxiv.org/abs/2006.08848
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +18,17 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.clients.kept_model import keep, kept_or_servers, room_for_model
+from fedcodist.algorithms.clients.kept_model import KeptModel, keep, kept_or_servers, room_for_model
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
+
+PyTree = Any
 
 MODEL, THETA = "model", "theta"
 
@@ -79,13 +84,23 @@ def p_fed_me(
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, client_state, data, key, hyper):
-        def envelope(loss: BatchLoss):
+    def client_update(
+        message: Variables,
+        client_state: KeptModel,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PFedMeHyper,
+    ) -> ClientResult:
+        def envelope(loss: BatchLoss) -> Callable[..., Any]:
             differentiate = jax.value_and_grad(loss, has_aux=True)
 
-            def differentiated(w, mutable, *batch):
+            def differentiated(
+                w: PyTree, mutable: PyTree, *batch: Any
+            ) -> tuple[tuple[jax.Array, PyTree], PyTree]:
                 # Algorithm 1: theta nearly minimises l(theta; D) + (lambda / 2) ||theta - w||^2.
-                def descend(_, now):
+                def descend(
+                    _: Any, now: tuple[PyTree, PyTree, jax.Array]
+                ) -> tuple[PyTree, PyTree, jax.Array]:
                     theta, of_model, _ = now
                     (value, of_model), slope = differentiate(theta, of_model, *batch)
                     moved = lambda t, g, w: (

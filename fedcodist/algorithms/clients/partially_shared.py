@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.first_state import with_first_state
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import OptimizerFactory
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Variables, variable_shapes
@@ -82,14 +84,14 @@ def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMetho
         raise ValueError("private must leave parameters to share, it chooses all of the model's.")
     check_exchanged(method, shapes)
 
-    def first(initial):
+    def first(initial: Variables) -> PartialState:
         inner = jax.tree.map(jnp.asarray, method.init_client_state())
         return PartialState(inner, private_part(initial, is_private))
 
-    def personal(server, client_state):
+    def personal(server: PyTree, client_state: PartialState) -> Variables:
         return with_private(method.variables(server), client_state.private, is_private)
 
-    def of_inner(model):
+    def of_inner(model: PersonalModel) -> PersonalModel:
         read = lambda server, client_state: model.variables(server, client_state.inner)
         return model._replace(variables=read)
 
@@ -104,24 +106,29 @@ def _sent_partly(
 ) -> FederatedMethod:
     """The method whose clients have a PartialState and send the shared part."""
 
-    def broadcast(server):
+    def broadcast(server: PyTree) -> PartialMessage:
         message = method.broadcast(server)
         shared = rest(message.params, is_private), rest(message.mutable, is_private)
         besides = on_models(message, lambda model: shared_part(model, is_private))
         return PartialMessage(*shared, besides._replace(params=None, mutable=None))
 
-    def received(message, private):
+    def received(message: PartialMessage, private: Variables) -> PyTree:
         """The method's own message, each of whose models has the client's private part."""
         complete = lambda model: Variables(*map(joined, model, private))
         params, mutable = complete(Variables(message.params, message.mutable))
         return on_models(message.besides, complete)._replace(params=params, mutable=mutable)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: PartialMessage,
+        client_state: PartialState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> ClientResult:
         # The client's network is the shared part that it received and the private part that it kept.
         private = client_state.private
-        result = method.client_update(
-            received(message, private), client_state.inner, data, key, hyper
-        )
+        whole = received(message, private)
+        result = method.client_update(whole, client_state.inner, data, key, hyper)
 
         # The private part of what it trained stays here.
         trained = jax.tree.map(jnp.subtract, private.params, part(result.update, is_private))
@@ -134,7 +141,9 @@ def _sent_partly(
             client_state=PartialState(result.client_state, private),
         )
 
-    def fine_tune(server, client_state, data, key, hyper):
+    def fine_tune(
+        server: PyTree, client_state: PartialState, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> dict[str, Variables]:
         # A client would use all of what it trained, also the part that it sends in a round.
         whole = received(broadcast(server), client_state.private)
         result = method.client_update(whole, client_state.inner, data, key, hyper)
@@ -144,19 +153,27 @@ def _sent_partly(
             for name, personal in method.personal_models.items()
         }
 
-    def finalize(total, message, key):
+    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         # Nobody has sent anything for the private parameters: the server's have the gradient 0.
         aggregate = method.reduce.finalize(total, message, key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.params)
         return aggregate._replace(pseudo_gradient=joined(aggregate.pseudo_gradient, zeros))
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: PyTree, aggregate: Aggregate, round: jax.Array, hyper: PyTree
+    ) -> PyTree:
         mutable = joined(aggregate.mutable, method.variables(server).mutable)
         return method.server_update(server, aggregate._replace(mutable=mutable), round, hyper)
 
     inner_gradient = method.gradient
 
-    def gradient(message, client_state, data, key, hyper):
+    def gradient(
+        message: PartialMessage,
+        client_state: PartialState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
+    ) -> PyTree:
         assert inner_gradient is not None
         whole = received(message, client_state.private)
         return rest(inner_gradient(whole, client_state.inner, data, key, hyper), is_private)
@@ -191,11 +208,11 @@ def with_private(model: Variables, private: Variables, is_private: IsPrivate) ->
 def only_trains(factory: OptimizerFactory, is_trained: IsPrivate) -> OptimizerFactory:
     """Learning rate -> the optimizer, of the chosen parameters; the others stay where they are."""
 
-    def labels(params):
+    def labels(params: PyTree) -> PyTree:
         name = lambda is_chosen: "trained" if is_chosen else "fixed"
         return jax.tree.map(name, flags(params, is_trained))
 
-    def create(rate):
+    def create(rate: Any) -> optax.GradientTransformation:
         optimizers = {"trained": factory(rate), "fixed": optax.set_to_zero()}
         return optax.multi_transform(optimizers, labels)
 

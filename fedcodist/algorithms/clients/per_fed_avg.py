@@ -4,6 +4,7 @@
 https://arxiv.org/abs/2002.07948
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +18,19 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.clients.kept_model import keep, kept_or_servers, room_for_model
+from fedcodist.algorithms.clients.kept_model import KeptModel, keep, kept_or_servers, room_for_model
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number, shown
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+
+PyTree = Any
 
 BATCHES = {"first_order": 2, "hessian_free": 3}  # variant -> batches of a step
 
@@ -86,16 +91,24 @@ def per_fed_avg(
     check_number("hyper.difference", hyper.difference, above=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: KeptModel,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PerFedAvgHyper,
+    ) -> ClientResult:
         alpha, delta = hyper.adaptation_rate, hyper.difference
         along = lambda tree, scale, direction: jax.tree.map(
             lambda w, g: w + scale * g, tree, direction
         )
 
-        def after_a_step(loss: BatchLoss):
+        def after_a_step(loss: BatchLoss) -> Callable[..., Any]:
             differentiate = jax.value_and_grad(loss, has_aux=True)
 
-            def differentiated(w, mutable, batch, mask, key):
+            def differentiated(
+                w: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
+            ) -> tuple[tuple[jax.Array, PyTree], PyTree]:
                 parts = parts_of(batch, mask, BATCHES[variant])
                 key_of = lambda index: keys.derive(key, "part", index)
 

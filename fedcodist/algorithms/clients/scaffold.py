@@ -18,6 +18,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     fed_avg,
 )
 from fedcodist.core import batches, keys
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.example_losses import checked_loss
@@ -30,7 +31,7 @@ from fedcodist.core.local_training import (
     train_client,
 )
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.core.padding_checks import check_filled_batches
 
 PyTree = Any
@@ -93,37 +94,36 @@ def scaffold(
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
     zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
 
-    def init(key):
+    def init(key: jax.Array) -> ScaffoldServer:
         server = averaging.init(key)
         return ScaffoldServer(server, zeros(server.params))
 
-    def broadcast(server):
+    def broadcast(server: ScaffoldServer) -> ScaffoldMessage:
         received = averaging.variables(server.averaging)
         return ScaffoldMessage(received.params, received.mutable, server.variate)
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: ScaffoldMessage,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedAvgHyper,
+    ) -> ClientResult:
         # Each local step goes along g - c_i + c.
-        def corrected(gradient, params):
+        def corrected(gradient: PyTree, params: PyTree) -> PyTree:
             return jax.tree.map(
                 lambda g, c_i, c: g - c_i + c, gradient, client_state, message.variate
             )
 
         received = Variables(message.params, message.mutable)
-        trained = train_client(
-            model,
-            training,
-            received,
-            data,
-            key,
-            hyper.client_learning_rate,
-            gradient_hook=corrected,
-        )
+        rate = hyper.client_learning_rate
+        trained = train_client(model, training, received, data, key, rate, gradient_hook=corrected)
         # The client's variate becomes, by option I, the gradient at the model that it received, or by
         # option II its mean local gradient.
         if option == 1:
             new_client_state = full_gradient(model, training, received, data, key)
         else:
-            travelled = jnp.maximum(trained.num_steps, 1) * hyper.client_learning_rate
+            travelled = jnp.maximum(trained.num_steps, 1) * rate
             new_client_state = jax.tree.map(
                 lambda c_i, c, before, after: jnp.where(
                     travelled > 0, c_i - c + (before - after) / travelled, c_i
@@ -139,14 +139,15 @@ def scaffold(
             message, trained, weight=1.0, client_state=new_client_state, extra=change
         )
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: ScaffoldServer, aggregate: Aggregate, round: jax.Array, hyper: FedAvgHyper
+    ) -> ScaffoldServer:
         # c moves by the sum of the changes over all N clients, the model by their mean over the cohort.
         variate = jax.tree.map(
             lambda c, change: c + change / num_clients, server.variate, aggregate.extra
         )
-        return ScaffoldServer(
-            averaging.server_update(server.averaging, aggregate, round, hyper), variate
-        )
+        averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
+        return ScaffoldServer(averaged, variate)
 
     return averaging._replace(
         name="scaffold",
@@ -178,7 +179,7 @@ def full_gradient(
     """
     size = batch_size_for(training.batch_size, data.capacity)
 
-    def loss(params, batch, mask, key):
+    def loss(params: PyTree, batch: Batch, mask: jax.Array, key: jax.Array | None) -> jax.Array:
         if train:
             check_filled_batches(
                 model.apply, Variables(params, variables.mutable), batch, size, data
@@ -188,7 +189,7 @@ def full_gradient(
         )
         return jnp.sum(checked_loss(model.loss, outputs, batch) * mask)
 
-    def add(index, total):
+    def add(index: jax.Array, total: PyTree) -> PyTree:
         _, rows, is_real = batches.places(index, size, data.size)
         draw = keys.derive(key, "full_gradient", index)
         batch = batches.read(

@@ -1,7 +1,7 @@
 """Ensembles of one round's client models, beside which FedSDD sets its own (Table 5)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,10 @@ from fedcodist.algorithms.pools.fed_sdd import FedSDDState
 from fedcodist.algorithms.pools.grouped_models import MAIN
 from fedcodist.algorithms.pools.pool import Pool, check_client_models, check_pools
 from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.checks import check_several, shown
-from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, Predictor
+from fedcodist.core.inputs import ClientData, Round
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, PersonalModel, Predictor
 from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.distillation.ensembles import (
     Ensemble,
@@ -24,6 +26,7 @@ from fedcodist.distillation.ensembles import (
 )
 
 PyTree = Any
+Reader = TypeVar("Reader", Predictor, PersonalModel)
 CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
 SAMPLES = 10  # models drawn for the last two
 
@@ -86,7 +89,7 @@ def with_client_ensembles(
     def main_model(state: FedSDDState) -> Variables:
         return algorithm.predictors[MAIN].variables(state)
 
-    def init(key):
+    def init(key: jax.Array) -> MeasuredState:
         state = algorithm.init(key)
         cohorts = jax.eval_shape(algorithm.select, 0, key).clients
         members = [
@@ -98,7 +101,9 @@ def with_client_ensembles(
         main = main_model(state)
         return MeasuredState(state, ClientModels(main, main, members, jax.random.key_data(key)))
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: MeasuredState, client_states: PyTree, round: Round, hyper: PyTree
+    ) -> tuple[MeasuredState, PyTree, dict[str, jax.Array]]:
         received = main_model(state.fed_sdd)
         cohorts = {name: len(cohort.clients) for name, cohort in round.inputs.cohorts.items()}
         keeping = {
@@ -115,11 +120,11 @@ def with_client_ensembles(
         client_states = {name: keeping[name].method for name in names}
         return MeasuredState(after, clients), client_states, metrics
 
-    def of_fed_sdd(reader):
+    def of_fed_sdd(reader: Reader) -> Reader:
         """A Predictor or a PersonalModel that finds FedSDD's state within this one's."""
         return reader._replace(variables=within(reader.variables))
 
-    def within(function):
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda state, *more: function(state.fed_sdd, *more)
 
     predictors = {name: of_fed_sdd(reader) for name, reader in plain.predictors.items()}
@@ -134,7 +139,8 @@ def with_client_ensembles(
         },
         client_models={
             name: models._replace(
-                variables=within(models.variables), fine_tuned=within(models.fine_tuned)
+                variables=within(models.variables),
+                fine_tuned=models.fine_tuned and within(models.fine_tuned),
             )
             for name, models in plain.client_models.items()
         },
@@ -148,13 +154,15 @@ def _predictor(model: Model, kind: str) -> Predictor:
 def keeping_models(method: FederatedMethod) -> FederatedMethod:
     """The method, but a client's state is KeptState, with the model that it trained."""
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: PyTree, client_state: KeptState, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> ClientResult:
         result = method.client_update(message, client_state.method, data, key, hyper)
         params = jax.tree.map(jnp.subtract, message.params, result.update)
         trained = Variables(params, result.mutable)
         return result._replace(client_state=KeptState(result.client_state, trained))
 
-    def init_client_state():
+    def init_client_state() -> KeptState:
         # NumPy's: making an algorithm starts no device.
         room = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
         nothing = jax.tree.map(room, variable_shapes(method.model))

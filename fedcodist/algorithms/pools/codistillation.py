@@ -138,7 +138,7 @@ def codistill(
         for name, hyper in teaching.items()
     }
 
-    def targets(student, logits):
+    def targets(student: str, logits: Mapping[str, Any]) -> jax.Array:
         others = [name for name in pools if name != student]
         target = codistillation_target(
             teachers={name: logits[name] for name in others},

@@ -28,14 +28,16 @@ from fedcodist.algorithms.pools.levels import (
     part_of_leaves,
 )
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_columns, check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, check_stateless, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, check_stateless, variable_shapes
 from fedcodist.distillation.loop import kl_divergence, softened_target
 
 PyTree = Any
@@ -107,7 +109,7 @@ def depth_fl(
         method = level_method(whole, settings.model, parts[level], update, mean_and_owners())
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
 
-    def of_round(hyper, round):
+    def of_round(hyper: DepthFLHyper, round: jax.Array) -> DepthFLHyper:
         weight = hyper.distillation_weight * ramp(round, ramp_up)
         return hyper._replace(distillation_weight=weight)
 
@@ -124,9 +126,15 @@ def ramp(round: jax.Array, rounds: int) -> jax.Array:
 def _client_update(network: Model, training: LocalTraining) -> Callable[..., Any]:
     """The `client_update` of a level's clients."""
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: DepthFLHyper,
+    ) -> ClientResult:
         # Every exit learns the labels, and what the other exits say.
-        def loss(outputs, batch):
+        def loss(outputs: Any, batch: Batch) -> jax.Array:
             exits = _exits(outputs)
             labels = sum(checked_loss(network.loss, logits, batch) for logits in exits)
             return labels + hyper.distillation_weight * mutual_divergence(exits)

@@ -23,6 +23,7 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
@@ -117,10 +118,12 @@ def fed_be(
     classes = next(iter(models.values())).num_classes
     divergence = divergence_of(distillation)
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: FedBEHyper
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         # Clients train, and each pool's server averages their models.
         received = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
         trained = train_pools(

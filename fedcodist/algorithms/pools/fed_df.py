@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.pools.fed_df_validation import (
@@ -32,6 +33,7 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model
 from fedcodist.distillation.ensembles import Ensemble, mean_logits
@@ -106,13 +108,15 @@ def fed_df(
         check_fed_df_validation(validation, distillation)
     models = {name: pool.method.model for name, pool in pools.items()}
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         examples = {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
         if validation is not None:
             examples[VALIDATION] = validation_indices(validation.data)
         return examples
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: FedDFHyper
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         # Clients of all pools train; their models are the teachers.
         trained = train_pools(
             pools, state, client_states, round, hyper.methods, execution, members=True
@@ -139,7 +143,7 @@ def fed_df(
         }
         num_teachers = sum(jnp.sum(of_pool) for of_pool in weights.values())
 
-        def targets(student, logits):
+        def targets(student: str, logits: Mapping[str, Any]) -> jax.Array:
             return softened_target(sum(logits.values()) / num_teachers, hyper.temperature)
 
         divergence = divergence_of(distillation)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,10 +25,12 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Selection
+from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import ClientModels, FederatedAlgorithm
 from fedcodist.core.shuffling import permuted_positions
 from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
+
+PyTree = Any
 
 
 def fed_ensemble(
@@ -72,7 +75,7 @@ def fed_ensemble(
     size, count = pool.cohort_size // num_models, len(pool.clients)
     groups = groups_of(pool, [size] * num_models)
 
-    def select(round, key):
+    def select(round: jax.Array, key: jax.Array) -> Selection:
         # Every K rounds: who trains the models in which order is drawn anew.
         shuffle = keys.derive(key, "strata", round // num_models)
         order = permuted_positions(shuffle, jnp.arange(count), count)
@@ -84,7 +87,9 @@ def fed_ensemble(
         turned = jnp.roll(jnp.stack(drawn), round % num_models, axis=0)
         return Selection(dict(zip(groups, turned, strict=True)), {})
 
-    def round_(models, client_states, round, hyper):
+    def round_(
+        models: dict[str, PyTree], client_states: PyTree, round: Round, hyper: PyTree
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         # Every model becomes the mean of what its clients of this round made of it.
         models, trained = train_groups(groups, models, client_states, round, hyper, execution)
         return models, trained.client_states, trained.metrics

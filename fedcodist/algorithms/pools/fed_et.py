@@ -23,9 +23,10 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import FederatedAlgorithm, single_model
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.loop import (
     KL,
     UNLABELLED,
@@ -105,10 +106,12 @@ def fed_et(
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.diversity", hyper.diversity, low=0)
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FedETState, client_states: PyTree, round: Round, hyper: FedETHyper
+    ) -> tuple[FedETState, PyTree, dict[str, jax.Array]]:
         # Small models train on clients, and every pool's server averages those of its clients.
         trained = train_pools(
             pools, state.pools, client_states, round, hyper.methods, execution, members=True
@@ -155,7 +158,7 @@ def fed_et(
         servers=lambda state: state.pools,
     )
 
-    def init(key):
+    def init(key: jax.Array) -> FedETState:
         return FedETState(algorithm.init(key), server.init(keys.derive(key, "init", SERVER)))
 
     predictors = {**algorithm.predictors, SERVER: single_model(server, lambda state: state.server)}
@@ -178,7 +181,7 @@ def consensus_teacher(
       diversity: lambda.
     """
 
-    def answer(batch):
+    def answer(batch: Batch) -> jax.Array:
         logits = [
             jax.lax.map(lambda one, model=model: logits_of(model.apply(one, batch)[0]), variables)
             for model, variables in members.values()

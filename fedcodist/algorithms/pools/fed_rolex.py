@@ -25,6 +25,7 @@ from fedcodist.algorithms.pools.hetero_fl import (
     pools_of_levels,
 )
 from fedcodist.algorithms.pools.levels import algorithm_of_levels
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
@@ -105,7 +106,9 @@ def fed_rolex(
 def _with_window(averaging: FederatedMethod, units_per_round: int) -> FederatedMethod:
     """FedAvg of the whole network, whose server knows where the windows are."""
 
-    def server_update(server, aggregate, round, hyper):
+    def server_update(
+        server: FedRolexServer, aggregate: Aggregate, round: jax.Array, hyper: FedAvgHyper
+    ) -> FedRolexServer:
         averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
         # The windows of the next round begin further on.
         return FedRolexServer(averaged, server.window + units_per_round)

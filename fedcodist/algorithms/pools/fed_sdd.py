@@ -136,14 +136,14 @@ def fed_sdd(
     method, groups = pool.method, groups_of(pool, sizes)
     students = list(groups) if teaching.distilled == "all" else [MAIN]
 
-    def init(key):
+    def init(key: jax.Array) -> FedSDDState:
         # Models start apart: "a distinct set of weights" each.
         models = first_models(groups, key)
         room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
         buffer = jax.tree.map(room, stacked_models(groups, models))
         return FedSDDState(models, buffer, jnp.zeros(rounds_kept).at[0].set(1))
 
-    def select(round, key):
+    def select(round: jax.Array, key: jax.Array) -> Selection:
         # Algorithm 1: clients are sampled, shuffled and divided into K groups.
         clients = drawn_groups(pool, sizes, round, key)
         examples = {}
@@ -151,7 +151,9 @@ def fed_sdd(
             examples[UNLABELLED] = unlabelled_indices(key, round, distillation, num_unlabelled)
         return Selection(dict(zip(groups, clients, strict=True)), examples)
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FedSDDState, client_states: PyTree, round: Round, hyper: FedSDDHyper
+    ) -> tuple[FedSDDState, PyTree, dict[str, jax.Array]]:
         # Algorithm 1 and equation 2: each group trains its model, w_{t,k} is the mean of its clients'.
         models, trained = train_groups(
             groups, state.models, client_states, round, hyper.method, execution
@@ -160,7 +162,7 @@ def fed_sdd(
         state = buffered(state._replace(models=models), stacked_models(groups, models), round.index)
         if distillation.steps:
 
-            def teach(models):
+            def teach(models: dict[str, PyTree]) -> dict[str, PyTree]:
                 # Equations 4 and 5: S steps from w_{t,0} towards the mean of K R models' logits.
                 starts = {name: method.variables(models[name]) for name in students}
                 taught = distilled_students(
@@ -178,8 +180,7 @@ def fed_sdd(
                     for name in students
                 }
 
-            is_due = round.index >= teaching.warm_up
-            models = jax.lax.cond(is_due, teach, lambda models: models, models)
+            models = jax.lax.cond(round.index >= teaching.warm_up, teach, lambda same: same, models)
         return state._replace(models=models), trained.client_states, trained.metrics
 
     algorithm = assemble(
@@ -194,11 +195,10 @@ def fed_sdd(
         drawn={MAIN: pool},
     )
     ensemble = ensemble_predictor(method.model, buffer_ensemble)
-    predictors = {**algorithm.predictors, ENSEMBLE: ensemble}
     return algorithm._replace(
         init=init,
         select=select,
-        predictors=predictors,
+        predictors={**algorithm.predictors, ENSEMBLE: ensemble},
         # Clients use the main model, whichever they train.
         client_models={MAIN: algorithm.client_models[MAIN]},
     )

@@ -32,10 +32,10 @@ from fedcodist.algorithms.pools.pool import (
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Selection
-from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, Predictor
-from fedcodist.core.model import Model, Variables
-from fedcodist.distillation.ensembles import Ensemble, mean_logits
+from fedcodist.core.inputs import Round, Selection
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
+from fedcodist.core.model import Variables
+from fedcodist.distillation.ensembles import Ensemble, ensembles_predictor, mean_logits_of_all
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
@@ -116,7 +116,7 @@ def fed_sdd_pools(
     students = list(everyone) if teaching.distilled == "all" else list(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
 
-    def select(round, key):
+    def select(round: jax.Array, key: jax.Array) -> Selection:
         clients: dict[str, jax.Array] = {}
         for name, pool in pools.items():
             drawn = drawn_groups(pool, sizes[name], round, key, name)
@@ -126,7 +126,9 @@ def fed_sdd_pools(
             examples[UNLABELLED] = unlabelled_indices(key, round, distillation, num_unlabelled)
         return Selection(clients, examples)
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: FedSDDPoolsState, client_states: PyTree, round: Round, hyper: FedSDDPoolsHyper
+    ) -> tuple[FedSDDPoolsState, PyTree, dict[str, jax.Array]]:
         # Algorithm 1 in every pool: each group trains its model, and aggregates enter the buffer.
         place = round.index % rounds_kept
         new_states: dict[str, PyTree] = {}
@@ -148,18 +150,16 @@ def fed_sdd_pools(
             put = lambda kept, new, place=place: kept.at[place].set(new)
             newest = stacked_models(parts, trained_models)
             buffers[name] = jax.tree.map(put, state.buffers[name], newest)
-        weights = state.weights.at[place].set(1)
-        state = FedSDDPoolsState(servers, buffers, weights)
+        state = FedSDDPoolsState(servers, buffers, state.weights.at[place].set(1))
         if distillation.steps:
 
-            def teach(servers):
+            def teach(servers: dict[str, PyTree]) -> dict[str, PyTree]:
                 # Appendix A.5: every architecture's main model learns from the one ensemble.
-                teacher = mean_of_all(models, buffer_ensembles(state))
+                teacher = mean_logits_of_all(models, buffer_ensembles(state))
                 learners = {name: everyone[name].method for name in students}
                 learn = functools.partial(distilled_students, round=round, hyper=hyper)
-                return servers | taught_servers(
-                    learners, servers, teacher, learn, distillation, teaching
-                )
+                taught = taught_servers(learners, servers, teacher, learn, distillation, teaching)
+                return servers | taught
 
             is_due = round.index >= teaching.warm_up
             servers = jax.lax.cond(is_due, teach, lambda servers: servers, servers)
@@ -181,7 +181,10 @@ def fed_sdd_pools(
     return algorithm._replace(
         init=functools.partial(first_state, groups, rounds_kept),
         select=select,
-        predictors={**algorithm.predictors, ENSEMBLE: _predictor_of_all(models)},
+        predictors={
+            **algorithm.predictors,
+            ENSEMBLE: ensembles_predictor(models, buffer_ensembles),
+        },
         # Clients use their architecture's main model, whichever they train.
         client_models={name: algorithm.client_models[name] for name in pools},
     )
@@ -191,7 +194,7 @@ def first_state(
     groups: Mapping[str, Mapping[str, Pool]], rounds_kept: int, key: jax.Array
 ) -> FedSDDPoolsState:
     """The state before the first round: buffers hold the initial models."""
-    servers = {}
+    servers: dict[str, PyTree] = {}
     for parts in groups.values():
         servers |= first_models(parts, key)
     room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
@@ -222,36 +225,12 @@ def taught_servers(
 def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
     """Pool -> the ensemble of all aggregated models in its buffer."""
 
-    def ensemble(buffer):
+    def ensemble(buffer: Variables) -> Ensemble:
         count = jax.tree.leaves(buffer.params)[0].shape[1]
         members = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), buffer)
         return Ensemble(members, jnp.repeat(jnp.asarray(state.weights), count))
 
     return {name: ensemble(buffer) for name, buffer in state.buffers.items()}
-
-
-def mean_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
-    """The mean of the logits of all members of several ensembles, of an architecture each."""
-    means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
-    counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
-    return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
-
-
-def _predictor_of_all(models: Mapping[str, Model]) -> Predictor:
-    def variables(state):
-        ensembles = buffer_ensembles(state)
-        params = {name: ensemble.members.params for name, ensemble in ensembles.items()}
-        others = {n: (e.members.mutable, e.weights) for n, e in ensembles.items()}
-        return Variables(params, others)
-
-    def predict(variables, batch):
-        ensembles = {
-            name: Ensemble(Variables(variables.params[name], mutable), weights)
-            for name, (mutable, weights) in variables.mutable.items()
-        }
-        return mean_of_all(models, ensembles)(batch)
-
-    return Predictor(next(iter(models.values())), variables, predict)
 
 
 def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Pool]:

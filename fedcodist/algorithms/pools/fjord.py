@@ -36,13 +36,15 @@ from fedcodist.algorithms.pools.levels import (
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 from fedcodist.models.submodels import chain_units, counts_of, with_first_units
 
@@ -141,9 +143,17 @@ def with_ordered_dropout(
     units = chain_units(variable_shapes(network).params, layers)
     of_groups = {group: np.array([width[group] for width in widths]) for group in widths[0]}
 
-    def apply(variables, batch, *, train=False, key=None, **more):
+    def apply(
+        variables: Variables,
+        batch: Batch,
+        *,
+        train: bool = False,
+        key: jax.Array | None = None,
+        **more: Any,
+    ) -> tuple[Any, PyTree]:
         if not train:
             return network.apply(variables, batch, train=train, key=key, **more)
+        assert key is not None
         drawn = jax.random.randint(keys.derive(key, "width"), (), 0, len(widths))
         first = {group: jnp.asarray(count)[drawn] for group, count in of_groups.items()}
         part = Variables(with_first_units(variables.params, first, units), variables.mutable)
@@ -162,12 +172,18 @@ def _client_update(
     """The `client_update` of a level's clients; `ordered` is its network `with_ordered_dropout`."""
     divergence = kl_divergence("forward")
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FjordHyper,
+    ) -> ClientResult:
         alpha, temperature = hyper.distillation_weight, hyper.temperature
 
         # In every step a width is drawn. The full network learns the labels, and the part of that width
         # learns the full network's answers.
-        def loss(outputs, batch):
+        def loss(outputs: OrderedOutputs, batch: Batch) -> jax.Array:
             target = softened_target(jax.lax.stop_gradient(outputs.full), temperature)
             towards_full = softened(divergence, temperature, scaled=False)(outputs.drawn, target)
             of_full = checked_loss(network.loss, outputs.full, batch)

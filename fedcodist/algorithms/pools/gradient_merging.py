@@ -35,7 +35,7 @@ def merge_gradients(pseudo_gradient: PyTree, direction: PyTree, alpha: jax.Array
     present = direction_norm > tiny
     scale = jnp.where(present, gradient_norm / jnp.where(present, direction_norm, 1), 0)
 
-    def merge(gradient, towards):
+    def merge(gradient: jax.Array, towards: jax.Array) -> jax.Array:
         share = jnp.asarray(alpha, gradient.dtype)
         return share * gradient + (1 - share) * scale.astype(gradient.dtype) * towards
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import (
+    TrainedPool,
     TrainedPools,
     by_pool,
     pool_keys,
@@ -122,7 +123,15 @@ def train_groups(
     return update_servers(groups, models, trained.aggregates, round.index, hyper_of), trained
 
 
-def _train_in_a_loop(groups, models, client_states, round, hyper, execution, stream):
+def _train_in_a_loop(
+    groups: Mapping[str, Pool],
+    models: Mapping[str, PyTree],
+    client_states: Mapping[str, PyTree],
+    round: Round,
+    hyper: PyTree,
+    execution: Execution,
+    stream: str,
+) -> tuple[dict[str, PyTree], TrainedPools]:
     """As `train_groups`, by one program for all groups, so that it compiles once.
 
     It has as many slots as the largest group; those beyond a group's clients are empty.
@@ -132,7 +141,7 @@ def _train_in_a_loop(groups, models, client_states, round, hyper, execution, str
     sizes = {name: len(cohort.clients) for name, cohort in cohorts.items()}
     shared, slots = next(iter(cohorts.values())), max(sizes.values())
 
-    def filled(name):
+    def filled(name: str) -> tuple[PyTree, ...]:
         fill = lambda leaf: jnp.concatenate([leaf, *[leaf[-1:]] * (slots - sizes[name])])
         cohort, is_filled = cohorts[name], jnp.arange(slots) < sizes[name]
         return (
@@ -143,7 +152,7 @@ def _train_in_a_loop(groups, models, client_states, round, hyper, execution, str
             pool_keys(round, name, stream),
         )
 
-    def one_group(group):
+    def one_group(group: tuple[PyTree, ...]) -> tuple[PyTree, TrainedPool]:
         server, states, (clients, starts, client_sizes), present, draws = group
         cohort = Cohort(shared.columns, clients, starts, client_sizes, shared.capacity, present)
         trained = train_pool(pool, server, states, cohort, round, draws, hyper, execution)

@@ -7,15 +7,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.module import InterceptorContext
 
-from fedcodist.algorithms.clients.fed_avg import client_result
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result
 from fedcodist.algorithms.pools.levels import Part, part_at_places
 from fedcodist.core import batches
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import LocalTraining, train_client
-from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.models.submodels import chain_units, check_chain, counts_of, places_of
+
+PyTree = Any
 
 
 def part_of_level(
@@ -41,7 +45,7 @@ def part_of_level(
     counts = counts_of(shapes, smaller, units)
     shares = {group: count.kept / count.whole for group, count in counts.items()}
 
-    def part_at(first):
+    def part_at(first: int | jax.Array) -> Part:
         # NumPy's where `first` is a number: making an algorithm starts no device.
         kept = {group: (np.arange(n.kept) + first) % n.whole for group, n in counts.items()}
         return part_at_places(places_of(kept, shapes, units), shapes)
@@ -57,7 +61,13 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
       training, masked: as in `hetero_fl`.
     """
 
-    def client_update(message, client_state, data, key, hyper):
+    def client_update(
+        message: Variables,
+        client_state: PyTree,
+        data: ClientData,
+        key: jax.Array,
+        hyper: FedAvgHyper,
+    ) -> ClientResult:
         classes, loss = None, None
         if masked:
             # Masked cross-entropy: logits of classes that the client does not have are 0.
@@ -93,7 +103,12 @@ def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
     """
     called = set()
 
-    def divide(call, arguments, keywords, context):
+    def divide(
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        context: InterceptorContext,
+    ) -> Any:
         outputs = call(*arguments, **keywords)
         path = context.module.path
         if context.method_name != "__call__" or len(path) != 1 or path[0] not in shares:
@@ -101,7 +116,7 @@ def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
         called.add(path[0])
         return outputs / shares[path[0]]
 
-    def apply(variables, batch, **more):
+    def apply(variables: Variables, batch: Batch, **more: Any) -> tuple[Any, PyTree]:
         with nn.intercept_methods(divide):
             outputs = model.apply(variables, batch, **more)
         if missing := sorted(shares.keys() - called):

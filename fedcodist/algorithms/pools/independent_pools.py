@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
+
+PyTree = Any
 
 
 def independent_pools(
@@ -29,7 +34,9 @@ def independent_pools(
     methods = dict.fromkeys(pool.method.name for pool in pools.values() if pool.method.name)
     name = name or ", ".join(methods) or "independent pools"
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: dict[str, PyTree]
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         trained = train_pools(pools, state, client_states, round, hyper, execution)
         state = update_servers(pools, state, trained.aggregates, round.index, hyper)
         return state, trained.client_states, trained.metrics

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, Reduce
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.core.trees import named_leaves
@@ -66,11 +67,11 @@ def part_of_leaves(shapes: PyTree, smaller: PyTree) -> Part:
                 f"{list(leaf.shape)}."
             )
 
-    def taken(params):
+    def taken(params: PyTree) -> PyTree:
         known = named_leaves(params)
         return jax.tree.unflatten(jax.tree.structure(smaller), [known[name] for name in names])
 
-    def put_back(part):
+    def put_back(part: PyTree) -> PyTree:
         known = named_leaves(part)
         zeros = lambda like: jnp.zeros(like.shape, like.dtype)
         leaves = [known[n] if n in known else zeros(like) for n, like in whole.items()]
@@ -106,7 +107,7 @@ def level_method(
       reduce: as `mean_and_owners` makes it.
     """
 
-    def variables(server):
+    def variables(server: PyTree) -> Variables:
         return Variables(part(server).taken(whole.variables(server).params), {})
 
     return whole._replace(
@@ -144,7 +145,9 @@ def algorithm_of_levels(
     shapes = variable_shapes(whole.model).params
     same = lambda value: dict.fromkeys(pools, value)
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
         # Every level's clients train their part of the one network.
         of_clients = same(hyper_of_round(hyper, round.index))
         trained = train_pools(pools, same(state), client_states, round, of_clients, execution)
@@ -199,13 +202,13 @@ def mean_and_owners(last: str | None = None) -> Reduce:
       last: the output layer's name; None where no client says which classes it has.
     """
 
-    def prepare(result, key):
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
         held = jax.tree.map(lambda leaf: result.weight.astype(leaf.dtype), result.update)
         if result.extra is not None:
             held |= {last: jax.tree.map(lambda leaf: leaf * result.extra, held[last])}
         return jax.tree.map(jnp.multiply, result.update, held), held, result.weight
 
-    def finalize(total, message, key):
+    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, held, weight = total
         mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
         return Aggregate(mean, message.mutable, weight, held)

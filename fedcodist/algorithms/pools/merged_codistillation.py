@@ -23,8 +23,11 @@ from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_indices
+
+PyTree = Any
 
 _ROUNDS_LOOKED_AT = 10_000
 
@@ -87,16 +90,18 @@ def merged_codistillation(
     _check_teachers(codistillation)
     hyper = MergedHyper(codistillation, alphas, float(skip_at_alpha_one))
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: MergedHyper
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         methods, teaching = hyper.codistillation
         # Algorithm 2, in every round: clients' pseudo-gradients g of the models theta^t.
         trained = train_pools(pools, state, client_states, round, methods, execution)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
 
-        def distilled_directions():
+        def distilled_directions() -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
             # Teachers and students' starts are theta^t too; d is theta^t less the student.
             distilled = codistill(pools, before, round, teaching, distillation, num_rounds)
             directions = {
@@ -105,7 +110,7 @@ def merged_codistillation(
             }
             return directions, loss_metrics(distilled, pools)
 
-        def no_directions():
+        def no_directions() -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
             directions = {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
             return directions, loss_metrics(None, pools)
 
@@ -165,7 +170,9 @@ def _check_teachers(codistillation: CodistillationHyper) -> None:
             )
 
 
-def _check_schedule(alpha_schedule, alpha, num_rounds) -> None:
+def _check_schedule(
+    alpha_schedule: Callable[[Any, Any], Any], alpha: float, num_rounds: int
+) -> None:
     """Raises one line for a value outside [0, 1] in a round, of very many rounds in some of them."""
     count = min(num_rounds, _ROUNDS_LOOKED_AT)
     for round in np.linspace(0, num_rounds - 1, count).astype(np.int32):

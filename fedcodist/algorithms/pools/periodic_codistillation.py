@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.pools.codistillation import (
+    CodistillationHyper,
     TeachingHyper,
     check_codistillation,
     codistill,
@@ -21,8 +22,11 @@ from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, upda
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_indices
+
+PyTree = Any
 
 
 def periodic_codistillation(
@@ -65,10 +69,10 @@ def periodic_codistillation(
             stacklevel=2,
         )
 
-    def is_due(round):
+    def is_due(round: jax.Array) -> jax.Array:
         return (round + 1) % period == 0
 
-    def select_examples(round, key):
+    def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         size = (distillation.steps, distillation.batch_size)
         places = jax.lax.cond(
             is_due(round),
@@ -77,12 +81,16 @@ def periodic_codistillation(
         )
         return {UNLABELLED: places}
 
-    def round_(state, client_states, round, hyper):
+    def round_(
+        state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: CodistillationHyper
+    ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         # Algorithm 1, in every round t: one round of each model's own method.
         trained = train_pools(pools, state, client_states, round, hyper.methods, execution)
         state = update_servers(pools, state, trained.aggregates, round.index, hyper.methods)
 
-        def replace_models(state):
+        def replace_models(
+            state: dict[str, PyTree],
+        ) -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
             # Where p divides t: frozen copies of the updated models teach students that start there,
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
             distilled = codistill(pools, updated, round, hyper.teaching, distillation, num_rounds)
@@ -90,7 +98,7 @@ def periodic_codistillation(
             state = set_models(pools, state, distilled.students, reset_optimizer=True)
             return state, loss_metrics(distilled, pools)
 
-        def keep_models(state):
+        def keep_models(state: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
             return state, loss_metrics(None, pools)
 
         state, losses = jax.lax.cond(is_due(round.index), replace_models, keep_models, state)

@@ -12,7 +12,7 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_clients, check_columns, check_integer, check_names
 from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import communication_of
-from fedcodist.core.inputs import Selection
+from fedcodist.core.inputs import ClientData, Round, Selection
 from fedcodist.core.method import (
     FINE_TUNED,
     SHARED_MODEL,
@@ -20,11 +20,12 @@ from fedcodist.core.method import (
     FederatedAlgorithm,
     FederatedMethod,
     PersonalModel,
+    Predictor,
     PrivateCohorts,
     fine_tuned_models,
     single_model,
 )
-from fedcodist.core.model import is_finite
+from fedcodist.core.model import Variables, is_finite
 
 PyTree = Any
 
@@ -83,10 +84,12 @@ def assemble(
 
     check_columns("columns", columns)
 
-    def init(key):
+    def init(key: jax.Array) -> dict[str, PyTree]:
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
 
-    def round_and_finite(state, client_states, round, hyper):
+    def round_and_finite(
+        state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
         state, client_states, metrics = round_(state, client_states, round, hyper)
         models = {n: pool.method.variables(servers(state)[n]) for n, pool in pools.items()}
         return (
@@ -95,7 +98,7 @@ def assemble(
             metrics | {f"{n}/finite_model": is_finite(m) for n, m in models.items()},
         )
 
-    def select(round, key):
+    def select(round: jax.Array, key: jax.Array) -> Selection:
         draws = {
             n: draw_cohort if pool.poisson is None else draw_slots for n, pool in pools.items()
         }
@@ -105,10 +108,10 @@ def assemble(
         }
         return Selection(clients, select_examples(round, key))
 
-    def predictor(n, method):
+    def predictor(n: str, method: FederatedMethod) -> Predictor:
         return single_model(method.model, lambda state: method.variables(servers(state)[n]))
 
-    def personal(n, method):
+    def personal(n: str, method: FederatedMethod) -> dict[str, PersonalModel]:
         return _personal_models(n, method, lambda state: servers(state)[n])
 
     return FederatedAlgorithm(
@@ -171,14 +174,16 @@ def client_models(
     method = pool.method
     called = {SHARED_MODEL: name} | {one: f"{name}_{one}" for one in method.personal_models}
 
-    def variables(state, client_state):
+    def variables(state: PyTree, client_state: PyTree) -> dict[str, Variables]:
         server = servers(state)[name]
         return {name: method.variables(server)} | {
             called[one]: personal.variables(server, client_state)
             for one, personal in method.personal_models.items()
         }
 
-    def fine_tuned(state, client_state, data, key, hyper):
+    def fine_tuned(
+        state: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
+    ) -> dict[str, Variables]:
         server, own = servers(state)[name], hyper_of_methods(hyper)[name]
         models = fine_tuned_models(method, server, client_state, data, key, own)
         return {f"{called[one]}{FINE_TUNED}": model for one, model in models.items()}
@@ -204,7 +209,7 @@ def _personal_models(
       server: algorithm's state -> the method's server.
     """
 
-    def of_algorithm(model):
+    def of_algorithm(model: PersonalModel) -> PersonalModel:
         return model._replace(
             variables=lambda state, client_state: model.variables(server(state), client_state)
         )

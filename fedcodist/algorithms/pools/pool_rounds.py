@@ -14,7 +14,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
-from fedcodist.core.inputs import Cohort, Round
+from fedcodist.core.inputs import ClientData, Cohort, Round
 from fedcodist.core.method import FederatedMethod, client_key
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import of_clients
@@ -145,14 +145,17 @@ def train_pool(
         models = Variables(trained, result.results.mutable)
     aggregate = method.reduce.finalize(result.total, message, draws.reduction)
     norm = optax.tree.norm(aggregate.pseudo_gradient)
-    new_states, mean = result.client_states, jnp.mean
-    if cohort.present is not None:
-        new_states = _where(cohort.present, new_states, client_states)
-        mean = lambda values, axis: jnp.nanmean(
-            _where(cohort.present, values * 1.0, jnp.full(values.shape, jnp.nan)), axis
-        )
+    new_states, present = result.client_states, cohort.present
+    if present is not None:
+        new_states = _where(present, new_states, client_states)
+
+    def mean(values: jax.Array) -> jax.Array:
+        if present is None:
+            return jnp.mean(values, 0)
+        return jnp.nanmean(_where(present, values * 1.0, jnp.full(values.shape, jnp.nan)), 0)
+
     metrics = {"pseudo_gradient_norm": norm, "finite": jnp.isfinite(norm)}
-    metrics |= {f"client_{name}": mean(values, 0) for name, values in result.metrics.items()}
+    metrics |= {f"client_{name}": mean(values) for name, values in result.metrics.items()}
     return TrainedPool(aggregate, new_states, metrics, models, result.results)
 
 
@@ -171,7 +174,7 @@ def by_pool(trained: Mapping[str, TrainedPool]) -> TrainedPools:
     )
 
 
-def _where(flags, chosen, other):
+def _where(flags: jax.Array, chosen: PyTree, other: PyTree) -> PyTree:
     """The trees' leaves [slots, ...], of the first one where the flag is true."""
     expanded = lambda leaf: flags.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda a, b: jnp.where(expanded(a), a, b), chosen, other)
@@ -195,7 +198,7 @@ def aggregate_of_some(
     """
     is_kept = is_kept | ~jnp.any(is_kept)
 
-    def total(leaf):
+    def total(leaf: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(is_kept.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), axis=0)
 
     count = len(results.weight)
@@ -230,5 +233,12 @@ def set_models(
     }
 
 
-def _client_update(method, hyper, message, client_state, data, key):
+def _client_update(
+    method: FederatedMethod,
+    hyper: PyTree,
+    message: PyTree,
+    client_state: PyTree,
+    data: ClientData,
+    key: jax.Array,
+) -> ClientResult:
     return method.client_update(message, client_state, data, key, hyper)
