@@ -283,7 +283,8 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
     """A predictor's results by name: its own, or its members', who lie along `axis` of every leaf."""
     if not predictor.members:
         return {name: tree}
-    member = lambda index: jax.tree.map(lambda leaf: leaf.take(index, axis=axis), tree)
+    before = (slice(None),) * axis
+    member = lambda index: jax.tree.map(lambda leaf: leaf[(*before, index)], tree)
     return {name_of_member: member(index) for index, name_of_member in enumerate(predictor.members)}
 
 
