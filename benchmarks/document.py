@@ -38,21 +38,24 @@ HEADER = """\
 
 # Benchmarks
 
-What a round costs: with this library, with other simulators and with a plain PyTorch loop, on the
-same work. `make bench-peers` installs the others, `make bench` measures everything anew and writes
-this page, `make bench-check` tells whether anything has become slower. One of them beside ours:
-`python benchmarks/side_by_side.py --only fedjax`, or `torch_loop`, `pfl_research`, `flower`.
+This page shows how long a round takes with this library, with other simulators, and with a plain
+PyTorch loop, for the same work. `make bench-peers` installs the others. `make bench` repeats all
+measurements and writes this page. `make bench-check` says whether anything has become slower. This
+command compares a single program with ours: `python benchmarks/side_by_side.py --only fedjax`. The
+other names are `torch_loop`, `pfl_research` and `flower`.
 
-- All programs start from the same weights and train the same clients on the same examples in the same
-  order; `python benchmarks/side_by_side.py --check` compares their weights after one round and writes
-  down what it found.
-- Each program first tries its divisions of the cores into processes and threads and goes on with its
-  fastest. Then the programs take turns, each time in new processes; figures are medians over turns,
-  with the smallest and the largest in brackets.
-- **Ratios** are a program's seconds over ours within a turn: above 1 we are faster.
-- **Warm-up** is what the rounds before the timed ones took beyond their share: compilation, mostly.
-- **Peak** is the peak resident memory of all of a program's processes together.
-- Pixels and labels are random: speed does not depend on what images show.
+- All programs start from the same weights and train the same clients on the same examples in the
+  same order. `python benchmarks/side_by_side.py --check` compares their weights after one round and
+  writes down the result.
+- Each program first tries several divisions of the cores into processes and threads, and continues
+  with its fastest. Then the programs take turns, each time in new processes. Figures are medians
+  over turns, with the smallest and the largest value in brackets.
+- **Ratios** are a program's seconds divided by ours in the same turn. If a ratio is above 1, we are
+  faster.
+- **Warm-up** is how much longer the rounds before the timed rounds took than timed rounds do. Most
+  of it is compilation.
+- **Peak** is the largest resident memory of all processes of a program together.
+- Pixels and labels are random, because speed does not depend on what images show.
 """
 NOTHING = "Nothing was measured yet."
 PLOTS = Path("docs/benchmarks")  # beside the page

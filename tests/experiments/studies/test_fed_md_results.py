@@ -135,12 +135,13 @@ def test_remarks_are_differences_within_seeds(tmp_path):
     rows = {
         line.split(" | ")[0]: line.split(" | ")[1] for line in text.splitlines() if " | " in line
     }
-    assert rows["| Others beside four weak parties, equal weights"] == "-6.00 ± 0.00"
-    assert rows["| Others beside four weak parties, low weights"] == "-1.00 ± 0.00"
-    assert rows["| The same, low less equal weights"] == "+5.00 ± 0.00"
+    others = "| Other parties: with four weak parties of"
+    assert rows[f"{others} equal weight in place of strong ones"] == "-6.00 ± 0.00"
+    assert rows[f"{others} low weight in place of strong ones"] == "-1.00 ± 0.00"
+    assert rows[f"{others} low weight in place of equal weight"] == "+5.00 ± 0.00"
     # a dips by 8 in place of 2, b by nothing in place of 2 + 1: means of parties.
-    assert rows["| Dips: 2 epochs of revisit in place of 10"] == "-1.50 ± 0.00"
-    assert rows["| Accuracy: 2 epochs of revisit in place of 10"] == "-17.00 ± 0.00"
+    assert rows["| Dips: 2 epochs of the revisit in place of 10"] == "-1.50 ± 0.00"
+    assert rows["| Accuracy: 2 epochs of the revisit in place of 10"] == "-17.00 ± 0.00"
     assert rows["| Dips: digest in one batch in place of four"] == "not run"
 
 
