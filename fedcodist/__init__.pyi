@@ -161,6 +161,7 @@ from fedcodist.privacy.accounting import calibrated_noise_multiplier as calibrat
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip as AdaptiveClip
 from fedcodist.privacy.audit import epsilon_lower_bound as epsilon_lower_bound
 from fedcodist.privacy.audit import guesses_of as guesses_of
+from fedcodist.privacy.banded_noise import BandedNoise as BandedNoise
 from fedcodist.privacy.example_level import example_epsilon as example_epsilon
 from fedcodist.privacy.example_level import example_private as example_private
 from fedcodist.privacy.private import private as private

@@ -15,7 +15,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Round
-from fedcodist.core.method import FederatedMethod, client_key
+from fedcodist.core.method import FederatedMethod, client_key, message_to_reduce
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import of_clients
 
@@ -87,7 +87,9 @@ def train_pools(
             results[name] = result.results
         # Pools that share a stream must not share what a reduction draws, such as its noise.
         aggregates[name] = method.reduce.finalize(
-            result.total, message, keys.derive(clients_key, "reduce", name)
+            result.total,
+            message_to_reduce(method, state[name], message),
+            keys.derive(clients_key, "reduce", name),
         )
         new_client_states[name] = result.client_states
         norm = optax.tree.norm(aggregates[name].pseudo_gradient)
@@ -110,7 +112,7 @@ def _present(name, pool, round):
     """(clients drawn, which slots take part) of a Poisson cohort; (None, None) of others."""
     if pool.poisson is None:
         return None, None
-    size = (len(pool.clients), pool.cohort_size)
+    size = (pool.poisson.num_eligible(len(pool.clients)), pool.cohort_size)
     count = number_drawn(*size, name, round.index, round.key)
     return count, jnp.arange(len(round.inputs.cohorts[name].clients)) < count
 
@@ -144,7 +146,8 @@ def aggregate_of_some(
 
     count = len(results.weight)
     prepared = jax.vmap(method.reduce.prepare)(results, jax.random.split(key, count))
-    return method.reduce.finalize(jax.tree.map(total, prepared), method.broadcast(server), key)
+    message = message_to_reduce(method, server, method.broadcast(server))
+    return method.reduce.finalize(jax.tree.map(total, prepared), message, key)
 
 
 def update_servers(
