@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 _SETTINGS = (
     (r"pools\['\w+'\]\.poisson\.most\b", "training.privacy.most"),
     (r"pools\['\w+'\]\.poisson\.cycle\b", "training.privacy.bands"),
+    (r"cycle\b", "training.privacy.bands"),
     (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
     (r"training\.privacy\.(?:adaptive|noise_multiplier)\.(\w+)", "training.privacy.{}"),
     (r"privacy\.(\w+)", "training.privacy.{}"),

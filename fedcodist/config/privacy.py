@@ -52,8 +52,10 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         {"poisson": PoissonCohort(settings.get("most")), "fixed": None},
     )
     bands = _bands_of(settings)
-    if poisson is not None and bands is not None:
-        poisson = poisson._replace(cycle=bands)
+    if poisson is not None:
+        poisson = poisson._replace(cycle=bands or 1)
+        for name, indices in clients.items():
+            poisson.check_pool(f"pools[{name!r}]", len(indices), config.pools[name].cohort_size)
 
     def configured(noise_multiplier):
         if bands is not None:
@@ -72,7 +74,6 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         size = config.pools[name].cohort_size
         pools[name] = PrivateCohorts(indices, 0.0, size)
         if poisson is not None:
-            poisson.check_pool(f"pools[{name!r}]", len(indices), size)
             most = poisson.slots(len(indices), size)
             pools[name] = pools[name]._replace(most=most, cycle=poisson.cycle)
     with named("training.privacy."):

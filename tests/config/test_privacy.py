@@ -119,11 +119,12 @@ def test_examples_are_private_where_it_says_so():
         ),
         (
             dict(noise="banded", bands=4),
-            "training.privacy.bands must be at most rounds=3, got 4.",
+            "pools.large.cohort_size must be at most 10, the pool's 40 clients by "
+            "training.privacy.bands=4, got 20.",
         ),
         (
             dict(noise="banded", bands=3),
-            "training.privacy.bands must divide the pool's 100 clients, got 3.",
+            "training.privacy.bands must divide the pool's 40 clients, got 3.",
         ),
     ],
 )
