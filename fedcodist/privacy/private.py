@@ -118,20 +118,23 @@ def private(
     """
     check_arguments(private, locals())
     check_private(method, locals())
-    banded = noise_multiplier if isinstance(noise_multiplier, BandedNoise) else None
-    multiplier = float(noise_multiplier if banded is None else banded.noise_multiplier)
-    z = multiplier
+    banded = None
+    if isinstance(noise_multiplier, BandedNoise):
+        banded, noise_multiplier = noise_multiplier, noise_multiplier.noise_multiplier
+    multiplier = z = float(noise_multiplier)
     if adaptive is not None:
         z = remaining_multiplier(multiplier, adaptive.count_deviation)
+    of_parts = {"statistics": statistics_clip, "extra": extra_clip, "weight": weight_clip}
+    clips = {part: bound for part, bound in of_parts.items() if bound is not None}
+    bounds = {part: 1.0 if part == "weight" else bound for part, bound in clips.items()}
 
     def init(key):
         server = PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
         if banded is None:
             return server
         message = method.broadcast(server.inner)
-        sums = {"update": message.params}
-        if statistics_clip is not None:
-            sums["statistics"] = message.mutable
+        statistics = {"statistics": message.mutable} if "statistics" in clips else {}
+        sums = {"update": message.params, **statistics}
         return server._replace(noise=first_noise_state(banded, sums))
 
     def broadcast(server):
@@ -145,25 +148,7 @@ def private(
         check_sends(method, result, statistics_clip, extra_clip)
         if banded is not None:
             check_same_shapes(method, message, result)
-        change = _change(message.mutable, result.mutable)
-        weight = jnp.ones((), jnp.float32)
-        if weight_clip is not None:
-            weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
-        extra = result.extra
-        if extra_clip is not None:
-            extra = clipped(extra, extra_clip)
-        if adaptive is not None:
-            # Andrew et al., algorithm 1: the client tells whether it was within the bound.
-            within = is_within(result.update, message.clip).astype(jnp.float32)
-            extra = extra, within - 0.5
-        of_client = dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)}
-        return result._replace(
-            update=clipped(result.update, message.clip, per_layer),
-            mutable=change if statistics_clip is None else clipped(change, statistics_clip),
-            weight=weight,
-            extra=extra,
-            metrics=of_client,
-        )
+        return _bounded(result, message, clips, per_layer, adaptive is not None, metrics)
 
     def server_update(server, aggregate, round, hyper):
         if adaptive is None and banded is None:
@@ -182,15 +167,12 @@ def private(
     def fine_tune(server, client_state, data, key, hyper):
         return fine_tuned_models(method, server.inner, client_state, data, key, hyper)
 
-    bounds = {"statistics": statistics_clip, "extra": extra_clip}
-    bounds["weight"] = None if weight_clip is None else 1.0
-    fixed = {part: bound for part, bound in bounds.items() if bound is not None}
     return method._replace(
         name=f"private_{method.name}",
         init=init,
         broadcast=broadcast,
         client_update=client_update,
-        reduce=noised_mean(method.reduce, fixed, expected_clients, adaptive),
+        reduce=noised_mean(method.reduce, bounds, expected_clients, adaptive),
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
@@ -200,6 +182,42 @@ def private(
         fine_tune=fine_tune,
         privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
         server_message=None if banded is None else server_message,
+    )
+
+
+def _bounded(
+    result: ClientResult,
+    message: PrivateMessage,
+    clips: Mapping[str, float],
+    per_layer: bool,
+    tells_if_within: bool,
+    metrics: bool,
+) -> ClientResult:
+    """What a client returns, of which all that it sends is bounded.
+
+    Args:
+      result: the method's.
+      message: with the bound of updates.
+      clips: 'statistics', 'extra' or 'weight' -> `private`'s bound.
+      per_layer, metrics: as `private` has them.
+      tells_if_within: whether it sends if its update was within the bound.
+    """
+    change = _change(message.mutable, result.mutable)
+    weight, extra = jnp.ones((), jnp.float32), result.extra
+    if "weight" in clips:
+        weight = jnp.clip(result.weight, 0, clips["weight"]) / clips["weight"]
+    if "extra" in clips:
+        extra = clipped(extra, clips["extra"])
+    if tells_if_within:
+        # Andrew et al., algorithm 1: the client tells whether it was within the bound.
+        within = is_within(result.update, message.clip).astype(jnp.float32)
+        extra = extra, within - 0.5
+    return result._replace(
+        update=clipped(result.update, message.clip, per_layer),
+        mutable=clipped(change, clips["statistics"]) if "statistics" in clips else change,
+        weight=weight,
+        extra=extra,
+        metrics=dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)},
     )
 
 
