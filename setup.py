@@ -18,8 +18,8 @@ EXTRAS = {
     # TFDS itself forgets to ask for importlib-resources, which it needs to prepare a data set.
     "tfds": ["importlib-resources>=6.5.2", "tensorflow-datasets>=4.9.10"],
     "plot": ["matplotlib>=3.10"],
-    "privacy": ["dp-accounting>=0.6.0"],
-    "secure": ["cryptography>=50.0.2", "pycryptodomex>=3.24.2"],
+    "privacy": ["dp-accounting>=0.6.0", "jax-privacy>=2.0.0"],
+    "secure": ["cryptography>=40.0", "pycryptodomex>=3.10.1"],
     "tensorboard": ["tensorboardX>=2.6.2.2"],
     "text": ["tokenizers>=0.21.0"],
     "tune": ["optuna>=4.0"],

@@ -12,6 +12,7 @@ _MODULE_OF = {
     "Aggregate": "core.aggregation",
     "Alignment": "algorithms.parties.alignment",
     "APFLHyper": "algorithms.clients.apfl",
+    "BandedNoise": "privacy.banded_noise",
     "CheckpointExchange": "algorithms.graph.mhd_exchange",
     "ClientResult": "core.aggregation",
     "ClientSplit": "run.client_splits",

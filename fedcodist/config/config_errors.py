@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 # The first pattern that matches counts; {} stands for what its groups hold.
 _SETTINGS = (
     (r"pools\['\w+'\]\.poisson\.most\b", "training.privacy.most"),
+    (r"pools\['\w+'\]\.poisson\.cycle\b", "training.privacy.bands"),
+    (r"cycle\b", "training.privacy.bands"),
     (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
-    (r"training\.privacy\.adaptive\.(\w+)", "training.privacy.{}"),
+    (r"training\.privacy\.(?:adaptive|noise_multiplier)\.(\w+)", "training.privacy.{}"),
     (r"privacy\.(\w+)", "training.privacy.{}"),
     (r"accountant\b", "training.privacy.accountant"),
     (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),

@@ -172,6 +172,8 @@ def privacy(**differs: Any) -> dict[str, Any]:
         epsilon=config_dict.placeholder(float),  # the budget; training ends where it is spent
         delta=1e-5,
         noise_multiplier=config_dict.placeholder(float),  # what the budget allows, if not set
+        noise="independent",  # or "banded": correlated over rounds
+        bands=config_dict.placeholder(int),  # of these rounds a client can be drawn in one
         sampling="poisson",  # or "fixed": cohorts of one size, without replacement
         most=config_dict.placeholder(int),  # clients in a Poisson cohort; chosen if not set
         accountant=config_dict.placeholder(

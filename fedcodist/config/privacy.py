@@ -12,6 +12,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.core.method import FederatedMethod, PrivateCohorts
 from fedcodist.privacy.accounting import PrivacyBudget, calibrated_noise_multiplier
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
+from fedcodist.privacy.banded_noise import BandedNoise
 from fedcodist.privacy.example_level import example_private
 from fedcodist.privacy.private import private
 
@@ -21,12 +22,12 @@ class ConfiguredPrivacy(NamedTuple):
 
     Attributes:
       settings: `training.privacy`.
-      noise_multiplier: of every pool.
+      noise_multiplier: of every pool; BandedNoise for noise that is correlated over rounds.
       poisson: how cohorts are drawn; None for a fixed size.
     """
 
     settings: ConfigDict
-    noise_multiplier: float
+    noise_multiplier: float | BandedNoise
     poisson: PoissonCohort | None
 
 
@@ -50,9 +51,20 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         settings.sampling,
         {"poisson": PoissonCohort(settings.get("most")), "fixed": None},
     )
+    bands = _bands_of(settings)
+    if poisson is not None:
+        poisson = poisson._replace(cycle=bands or 1)
+        for name, indices in clients.items():
+            poisson.check_pool(f"pools[{name!r}]", len(indices), config.pools[name].cohort_size)
+
+    def configured(noise_multiplier: float | BandedNoise) -> ConfiguredPrivacy:
+        if bands is not None:
+            noise_multiplier = BandedNoise(noise_multiplier, bands, config.rounds)
+        return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+
     noise_multiplier = settings.get("noise_multiplier")
     if noise_multiplier is not None:
-        return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+        return configured(noise_multiplier)
     if settings.get("epsilon") is None:
         raise ValueError(
             "training.privacy must have a noise_multiplier, or an epsilon from which it follows."
@@ -60,13 +72,39 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
     pools = {}
     for name, indices in clients.items():
         size = config.pools[name].cohort_size
-        most = None if poisson is None else poisson.slots(len(indices), size)
-        pools[name] = PrivateCohorts(indices, 0.0, size, most)
+        pools[name] = PrivateCohorts(indices, 0.0, size)
+        if poisson is not None:
+            most = poisson.slots(len(indices), size)
+            pools[name] = pools[name]._replace(most=most, cycle=poisson.cycle)
     with named("training.privacy."):
         noise_multiplier = calibrated_noise_multiplier(
             settings.epsilon, settings.delta, config.rounds, pools, settings.get("accountant")
         )
-    return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+    return configured(noise_multiplier)
+
+
+def _bands_of(settings: ConfigDict) -> int | None:
+    """The bands of noise that is correlated over rounds; None for independent noise."""
+    is_banded = choice(
+        "training.privacy.noise",
+        settings.get("noise", "independent"),
+        {"independent": False, "banded": True},
+    )
+    bands = settings.get("bands")
+    if not is_banded:
+        if bands is not None:
+            raise ValueError(
+                f"training.privacy.bands must not be set for noise='independent', got {bands}."
+            )
+        return None
+    if bands is None:
+        raise ValueError("training.privacy.bands must be set for noise='banded'.")
+    if settings.sampling != "poisson":
+        raise ValueError(
+            "training.privacy.sampling must be 'poisson' for noise='banded', whose clients can be drawn "
+            f"in one of {bands} rounds, got {settings.sampling!r}."
+        )
+    return bands
 
 
 def with_privacy(

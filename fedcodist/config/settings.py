@@ -293,6 +293,8 @@ ALLOWED: dict[str, Check] = {
     "training.privacy.epsilon": _or_none(_number(above=0)),
     "training.privacy.delta": _below_one,
     "training.privacy.noise_multiplier": _or_none(_RATE),
+    "training.privacy.noise": check_text,
+    "training.privacy.bands": _or_none(_whole()),
     "training.privacy.sampling": check_text,
     "training.privacy.most": _or_none(_whole()),
     "training.privacy.accountant": _or_none(check_text),

@@ -7,6 +7,7 @@ import sys
 _TITLES = {
     "Cryptodome": "pycryptodomex",
     "haiku": "dm-haiku",
+    "jax_privacy": "jax-privacy",
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "TensorFlow Datasets",
 }

@@ -44,10 +44,12 @@ class PrivateSends(NamedTuple):
     Attributes:
       noise_multiplier: the deviation of a sum's noise by the bound of one client's share in it.
       expected_clients: what sums are divided by; None for the number of clients who took part.
+      bands: rounds over which noise is correlated; a client may take part once in so many.
     """
 
     noise_multiplier: float
     expected_clients: int | None
+    bands: int = 1
 
 
 class SetModel(Protocol):
@@ -88,6 +90,8 @@ class FederatedMethod(NamedTuple):
         has after it has adapted them to its own examples, by the names of `personal_models`; the
         shared one is SHARED_MODEL. Where None, they are those of `client_update`.
       privacy: how private the sums are; None where they are not.
+      server_message: server -> what `reduce.finalize` gets for the message, with what the server keeps
+        to itself, such as a noise's state. None where that is the message which clients download.
     """
 
     model: Model
@@ -109,6 +113,7 @@ class FederatedMethod(NamedTuple):
         Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], dict[str, Variables]] | None
     ) = None
     privacy: PrivateSends | None = None
+    server_message: Callable[[PyTree], PyTree] | None = None
 
 
 class HostState(Protocol):
@@ -176,12 +181,14 @@ class PrivateCohorts(NamedTuple):
       noise_multiplier: `PrivateSends`'s; 0 where the pool's method is not private.
       cohort_size: clients per round; the expected number for a Poisson cohort.
       most: the bound on a Poisson cohort; None for cohorts of a fixed size, without replacement.
+      cycle: rounds in which every client can be drawn once.
     """
 
     clients: np.ndarray
     noise_multiplier: float
     cohort_size: int
     most: int | None = None
+    cycle: int = 1
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -286,6 +293,11 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
     before = (slice(None),) * axis
     member = lambda index: jax.tree.map(lambda leaf: leaf[(*before, index)], tree)
     return {name_of_member: member(index) for index, name_of_member in enumerate(predictor.members)}
+
+
+def message_to_reduce(method: FederatedMethod, server: PyTree, message: PyTree) -> PyTree:
+    """What `method.reduce.finalize` gets for the message that clients downloaded."""
+    return message if method.server_message is None else method.server_message(server)
 
 
 def client_key(root: jax.Array, round: jax.Array, pool: str) -> jax.Array:

@@ -87,12 +87,15 @@ def check_method(
         )
     if not has_server:
         return message, result
+    at_server = message
+    if method.server_message is not None:
+        at_server = traced("method.server_message", method.server_message, server)
     aggregate = traced(
         "method.reduce",
         lambda result, message, key: _as_aggregate(
             method.reduce.finalize(method.reduce.prepare(result, key), message, key)
         ),
-        *(result, message, key),
+        *(result, at_server, key),
     )
     after = traced("method.server_update", method.server_update, server, aggregate, scalar, hyper)
     check_same("method.server_update must return a state as method.init makes it", server, after)

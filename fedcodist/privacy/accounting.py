@@ -9,6 +9,10 @@ Nothing here is an accountant of our own. A pool's round is an event of that lib
   clients is public, so neighbours differ in one client who is another (replace), whose share of a sum
   moves by up to twice the bound: the Gaussian's multiplier counts half.
 
+With noise that is correlated over rounds, a client can be drawn in one round of each cycle. It pays for
+that round as if the noise were independent, and for the cycle's other rounds nothing. That is theorem 4
+of Choquette-Choo et al., 2023, https://arxiv.org/abs/2306.08153; jax-privacy has the same events.
+
 A client who can be drawn in several pools pays in each: its epsilon is that of the composition.
 """
 
@@ -70,12 +74,22 @@ class Spending(NamedTuple):
 
 
 class _Sampling(NamedTuple):
-    """One pool's event, without the clients' names."""
+    """One pool's event, without the clients' names.
+
+    Attributes:
+      num_clients: those who can be drawn in one round.
+      cycle: rounds in one of which each of them can be drawn.
+    """
 
     noise_multiplier: float
     cohort_size: int
     num_clients: int
     most: int | None
+    cycle: int
+
+    def participations(self, rounds: int) -> int:
+        """The most rounds of so many in which one client can be drawn."""
+        return math.ceil(rounds / self.cycle)
 
 
 def spent(pools: Mapping[str, PrivateCohorts], rounds: int, budget: PrivacyBudget) -> Spending:
@@ -154,7 +168,7 @@ def calibrated_noise_multiplier(
     check_accountant(pools, accountant)
     # A bound on a Poisson cohort takes seconds to account for, and changes next to nothing.
     unbounded = {
-        name: pool if pool.most is None else pool._replace(most=len(pool.clients))
+        name: pool if pool.most is None else pool._replace(most=_num_eligible(pool))
         for name, pool in pools.items()
     }
     low, high = 0.0, 1.0
@@ -194,7 +208,7 @@ def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None
         raise ValueError(
             "accountant must be 'rdp' for cohorts of a fixed size without replacement, got 'pld'."
         )
-    bounded = [name for name, pool in pools.items() if (pool.most or 0) < len(pool.clients)]
+    bounded = [name for name, pool in pools.items() if (pool.most or 0) < _num_eligible(pool)]
     if accountant == RDP and "Poisson" in kinds.values() and bounded:
         raise ValueError(
             f"accountant must be 'pld' for a Poisson cohort with a bound, got 'rdp' for {bounded[0]!r}."
@@ -218,8 +232,17 @@ def _groups(pools: Mapping[str, PrivateCohorts]) -> dict[tuple[str, ...], int]:
 
 def _sampling(pool: PrivateCohorts) -> _Sampling:
     return _Sampling(
-        float(pool.noise_multiplier), int(pool.cohort_size), len(pool.clients), pool.most
+        float(pool.noise_multiplier),
+        int(pool.cohort_size),
+        _num_eligible(pool),
+        pool.most,
+        pool.cycle,
     )
+
+
+def _num_eligible(pool: PrivateCohorts) -> int:
+    """Clients who can be drawn in one round."""
+    return len(pool.clients) // pool.cycle
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,7 +252,10 @@ def _epsilon(samplings: tuple[_Sampling, ...], rounds: int, delta: float, accoun
     if any(sampling.noise_multiplier == 0 for sampling in samplings):
         return math.inf
     if accountant == PLD:
-        losses = [_loss_of_a_round(sampling).self_compose(rounds) for sampling in samplings]
+        losses = [
+            _loss_of_a_round(sampling).self_compose(sampling.participations(rounds))
+            for sampling in samplings
+        ]
         composed = functools.reduce(lambda first, second: first.compose(second), losses)
         return float(composed.get_epsilon_for_delta(delta))
     import dp_accounting
@@ -240,14 +266,14 @@ def _epsilon(samplings: tuple[_Sampling, ...], rounds: int, delta: float, accoun
         neighboring_relation=relations.REPLACE_ONE if is_fixed else relations.ADD_OR_REMOVE_ONE
     )
     for sampling in samplings:
-        counted.compose(_event(sampling), rounds)
+        counted.compose(_event(sampling), sampling.participations(rounds))
     return float(counted.get_epsilon(delta))
 
 
 def _event(sampling: _Sampling) -> Any:
     import dp_accounting
 
-    z, cohort_size, num_clients, most = sampling
+    z, cohort_size, num_clients, most, _ = sampling
     if most is None:
         gaussian = dp_accounting.GaussianDpEvent(z / 2)
         return dp_accounting.SampledWithoutReplacementDpEvent(num_clients, cohort_size, gaussian)
@@ -260,7 +286,7 @@ def _loss_of_a_round(sampling: _Sampling) -> Any:
     """The privacy loss distribution of one round of a Poisson cohort; it takes seconds with a bound."""
     from dp_accounting.pld import privacy_loss_distribution as distributions
 
-    z, cohort_size, num_clients, most = sampling
+    z, cohort_size, num_clients, most, _ = sampling
     assert most is not None
     if most < num_clients:
         return distributions.from_truncated_subsampled_gaussian_mechanism(

@@ -38,13 +38,24 @@ def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
 
 def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree:
     """The tree with independent Gaussian noise of this standard deviation on every value."""
+    return plus_noise(tree, deviation, standard_normal(tree, key))
+
+
+def standard_normal(tree: PyTree, key: jax.Array) -> PyTree:
+    """Independent draws of deviation 1, float32, of the shapes of the tree."""
     leaves, structure = jax.tree.flatten(tree)
+    draws = [
+        jax.random.normal(jax.random.fold_in(key, place), leaf.shape, jnp.float32)
+        for place, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, draws)
 
-    def with_noise(place: int, leaf: jax.Array) -> jax.Array:
-        draw = jax.random.normal(jax.random.fold_in(key, place), leaf.shape, jnp.float32)
-        return leaf + (deviation * draw).astype(leaf.dtype)
 
-    return jax.tree.unflatten(structure, [with_noise(*entry) for entry in enumerate(leaves)])
+def plus_noise(tree: PyTree, deviation: jax.Array | float, draws: PyTree) -> PyTree:
+    """The tree plus so many times the draws."""
+    return jax.tree.map(
+        lambda leaf, draw: leaf + (deviation * draw).astype(leaf.dtype), tree, draws
+    )
 
 
 def _finite(tree: PyTree) -> PyTree:

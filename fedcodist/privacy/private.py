@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, as_stored
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.method import FederatedMethod, PersonalModel, PrivateSends, fine_tuned_models
 from fedcodist.core.model import Variables
 from fedcodist.core.trees import named_leaves
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
-from fedcodist.privacy.clipping import clipped, is_within, noised
+from fedcodist.privacy.banded_noise import BandedNoise, NoiseState, correlated, first_noise_state
+from fedcodist.privacy.clipping import clipped, is_within, noised, plus_noise, standard_normal
+from fedcodist.privacy.private_checks import check_private, check_same_shapes, check_sends
 
 PyTree = Any
 
@@ -32,19 +32,25 @@ class PrivateServer(NamedTuple):
       inner: the method's server state.
       clip: float32, the bound of updates.
       noise_multiplier: float32, that of the sums; it is here to be traced.
+      noise: what the server keeps of noise that is correlated over rounds; None for independent noise.
     """
 
     inner: PyTree
     clip: jax.Array
     noise_multiplier: jax.Array
+    noise: NoiseState | None = None
 
 
 class PrivateMessage(NamedTuple):
-    """What a client downloads: the method's message, and the public numbers of `PrivateServer`."""
+    """What a client downloads: the method's message, and the public numbers of `PrivateServer`.
+
+    `noise` is None in what clients get. The server itself has its own there, where it has any.
+    """
 
     inner: PyTree
     clip: jax.Array
     noise_multiplier: jax.Array
+    noise: NoiseState | None = None
 
     @property
     def params(self) -> PyTree:
@@ -56,16 +62,23 @@ class PrivateMessage(NamedTuple):
 
 
 class PrivateAggregate(NamedTuple):
-    """`Aggregate.extra` with adaptive clipping: the method's own, and the share within the bound."""
+    """`Aggregate.extra` of a server that keeps something of a round: the method's own, and that.
+
+    Attributes:
+      inner: the method's.
+      share_within: the share of clients within the bound; 0 without adaptive clipping.
+      noise: the state after the round.
+    """
 
     inner: PyTree
     share_within: jax.Array
+    noise: NoiseState | None
 
 
 def private(
     method: FederatedMethod,
     clip: float,
-    noise_multiplier: float,
+    noise_multiplier: float | BandedNoise,
     expected_clients: int | None = None,
     per_layer: bool = False,
     statistics_clip: float | None = None,
@@ -91,7 +104,8 @@ def private(
     Args:
       method: any single-model method whose reduction is a weighted mean.
       clip: the bound of an update's norm.
-      noise_multiplier: z; 0 clips only.
+      noise_multiplier: z; 0 clips only. `BandedNoise(z, bands, rounds)` correlates the noise of updates
+        and of mutable state over rounds, so that less of it is left in the model.
       expected_clients: what sums are divided by, for cohorts whose size is random: a Poisson pool's
         `cohort_size`. Where None it is the number of clients, which must not depend on the data.
       per_layer: clip each array of an update at its share, clip / sqrt(arrays).
@@ -106,12 +120,30 @@ def private(
     """
     check_arguments(private, locals())
     check_private(method, locals())
-    z = float(noise_multiplier)
+    banded = None
+    if isinstance(noise_multiplier, BandedNoise):
+        banded, noise_multiplier = noise_multiplier, noise_multiplier.noise_multiplier
+    multiplier = z = float(noise_multiplier)
     if adaptive is not None:
-        z = remaining_multiplier(z, adaptive.count_deviation)
+        z = remaining_multiplier(multiplier, adaptive.count_deviation)
+    of_parts = {"statistics": statistics_clip, "extra": extra_clip, "weight": weight_clip}
+    clips = {part: bound for part, bound in of_parts.items() if bound is not None}
+    bounds = {part: 1.0 if part == "weight" else bound for part, bound in clips.items()}
+
+    def init(key: jax.Array) -> PrivateServer:
+        server = PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
+        if banded is None:
+            return server
+        message = method.broadcast(server.inner)
+        statistics = {"statistics": message.mutable} if "statistics" in clips else {}
+        sums = {"update": message.params, **statistics}
+        return server._replace(noise=first_noise_state(banded, sums))
 
     def broadcast(server: PrivateServer) -> PrivateMessage:
         return PrivateMessage(method.broadcast(server.inner), server.clip, server.noise_multiplier)
+
+    def server_message(server: PrivateServer) -> PrivateMessage:
+        return broadcast(server)._replace(noise=server.noise)
 
     def client_update(
         message: PrivateMessage,
@@ -122,55 +154,77 @@ def private(
     ) -> ClientResult:
         result = method.client_update(message.inner, client_state, data, key, hyper)
         check_sends(method, result, statistics_clip, extra_clip)
-        change = _change(message.mutable, result.mutable)
-        weight = jnp.ones((), jnp.float32)
-        if weight_clip is not None:
-            weight = jnp.clip(result.weight, 0, weight_clip) / weight_clip
-        extra = result.extra if extra_clip is None else clipped(result.extra, extra_clip)
-        if adaptive is not None:
-            # Andrew et al., algorithm 1: the client tells whether it was within the bound.
-            within = is_within(result.update, message.clip).astype(jnp.float32)
-            extra = PrivateAggregate(extra, within - 0.5)
-        of_client = dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)}
-        return result._replace(
-            update=clipped(result.update, message.clip, per_layer),
-            mutable=change if statistics_clip is None else clipped(change, statistics_clip),
-            weight=weight,
-            extra=extra,
-            metrics=of_client,
-        )
+        if banded is not None:
+            check_same_shapes(method, message, result)
+        return _bounded(result, message, clips, per_layer, adaptive is not None, metrics)
 
     def server_update(
         server: PrivateServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
     ) -> PrivateServer:
-        if adaptive is None:
+        if adaptive is None and banded is None:
             inner = method.server_update(server.inner, aggregate, round, hyper)
             return server._replace(inner=inner)
-        extra, share_within = aggregate.extra
+        extra, share_within, noise = aggregate.extra
         aggregate = aggregate._replace(extra=extra)
         inner = method.server_update(server.inner, aggregate, round, hyper)
-        return server._replace(inner=inner, clip=moved(server.clip, share_within, adaptive))
+        if adaptive is not None:
+            server = server._replace(clip=moved(server.clip, share_within, adaptive))
+        return server._replace(inner=inner, noise=noise)
 
     def set_model(server: PrivateServer, new: Variables, reset_optimizer: bool) -> PrivateServer:
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
 
-    bounds = {"statistics": statistics_clip, "extra": extra_clip}
-    bounds["weight"] = None if weight_clip is None else 1.0
-    fixed = {part: bound for part, bound in bounds.items() if bound is not None}
     return method._replace(
         name=f"private_{method.name}",
-        init=lambda key: PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z)),
+        init=init,
         broadcast=broadcast,
         client_update=client_update,
-        reduce=noised_mean(method.reduce, fixed, expected_clients, adaptive),
+        reduce=noised_mean(method.reduce, bounds, expected_clients, adaptive),
         server_update=server_update,
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
         sends_models=False,  # a server gets noised sums and no client's model
         gradient=None,
-        fine_tune=lambda server, *others: fine_tuned_models(method, server.inner, *others),
-        privacy=PrivateSends(float(noise_multiplier), expected_clients),
+        fine_tune=lambda server, *rest: fine_tuned_models(method, server.inner, *rest),
+        privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
+        server_message=None if banded is None else server_message,
+    )
+
+
+def _bounded(
+    result: ClientResult,
+    message: PrivateMessage,
+    clips: Mapping[str, float],
+    per_layer: bool,
+    tells_if_within: bool,
+    metrics: bool,
+) -> ClientResult:
+    """What a client returns, of which all that it sends is bounded.
+
+    Args:
+      result: the method's.
+      message: with the bound of updates.
+      clips: 'statistics', 'extra' or 'weight' -> `private`'s bound.
+      per_layer, metrics: as `private` has them.
+      tells_if_within: whether it sends if its update was within the bound.
+    """
+    change = _change(message.mutable, result.mutable)
+    weight, extra = jnp.ones((), jnp.float32), result.extra
+    if "weight" in clips:
+        weight = jnp.clip(result.weight, 0, clips["weight"]) / clips["weight"]
+    if "extra" in clips:
+        extra = clipped(extra, clips["extra"])
+    if tells_if_within:
+        # Andrew et al., algorithm 1: the client tells whether it was within the bound.
+        within = is_within(result.update, message.clip).astype(jnp.float32)
+        extra = extra, within - 0.5
+    return result._replace(
+        update=clipped(result.update, message.clip, per_layer),
+        mutable=clipped(change, clips["statistics"]) if "statistics" in clips else change,
+        weight=weight,
+        extra=extra,
+        metrics=dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)},
     )
 
 
@@ -204,35 +258,42 @@ def noised_mean(
     """
     spread = (1 + len(bounds)) ** 0.5
 
-    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, PyTree, jax.Array]:
+    def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, ...]:
         weigh = lambda leaf: leaf * result.weight.astype(leaf.dtype)
         update, change = jax.tree.map(weigh, (result.update, result.mutable))
         return update, change, result.extra, result.weight
 
-    def finalize(
-        total: tuple[PyTree, PyTree, PyTree, jax.Array], message: PrivateMessage, key: jax.Array
-    ) -> Aggregate:
+    def finalize(total: tuple[PyTree, ...], message: PrivateMessage, key: jax.Array) -> Aggregate:
         update, change, extra, weight = total
         noise_key = keys.derive(key, "noise")
-        deviation = message.noise_multiplier * spread
-
-        def with_noise(part: str, tree: PyTree, bound: jax.Array | float) -> PyTree:
-            return noised(tree, deviation * bound, keys.derive(noise_key, part))
-
-        update = with_noise("update", update, message.clip)
-        count = weight if expected_clients is None else jnp.float32(expected_clients)
-        if "statistics" in bounds:
-            change = with_noise("statistics", change, bounds["statistics"])
-        if "weight" in bounds:
-            # At least one client's: noise must not turn the mean's sign.
-            count = jnp.maximum(with_noise("weight", weight, 1.0), 1.0)
-        share_within = jnp.zeros(())
         if adaptive is not None:
             extra, within = extra
+        sums = {"update": update, "statistics": change, "extra": extra, "weight": weight}
+        draws = {
+            part: standard_normal(sums[part], keys.derive(noise_key, part))
+            for part in ("update", *bounds)
+        }
+        noise = message.noise
+        if noise is not None:
+            draws, noise = correlated(draws, noise)
+        deviation = message.noise_multiplier * spread
+
+        def with_noise(part: str, bound: jax.Array | float) -> PyTree:
+            return plus_noise(sums[part], deviation * bound, draws[part])
+
+        update = with_noise("update", message.clip)
+        count = weight if expected_clients is None else jnp.float32(expected_clients)
+        if "statistics" in bounds:
+            change = with_noise("statistics", bounds["statistics"])
+        if "weight" in bounds:
+            # At least one client's: noise must not turn the mean's sign.
+            count = jnp.maximum(with_noise("weight", 1.0), 1.0)
+        share_within = jnp.zeros(())
+        if adaptive is not None:
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))
             share_within = draw / jnp.maximum(count, 1) + 0.5
         if "extra" in bounds:
-            extra = with_noise("extra", extra, bounds["extra"])
+            extra = with_noise("extra", bounds["extra"])
 
         # To the method's own reduction the noised means are the result of one client of all the weight.
         safe = jnp.where(count > 0, count, 1)
@@ -240,9 +301,9 @@ def noised_mean(
         mutable = moved_statistics(message.mutable, mean(change))
         one = ClientResult(mean(update), mutable, count, None, {}, extra)
         aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
-        if adaptive is None:
+        if adaptive is None and noise is None:
             return aggregate
-        return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within))
+        return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within, noise))
 
     return Reduce(prepare, finalize)
 
@@ -259,60 +320,3 @@ def moved_statistics(mutable: PyTree, change: PyTree) -> PyTree:
         for name, leaf in zip(names, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, kept)
-
-
-def check_private(method: FederatedMethod, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError or TypeError that names an argument of `private` which is not allowed."""
-    check_number("clip", arguments["clip"], above=0)
-    check_number("noise_multiplier", arguments["noise_multiplier"], low=0)
-    for name in ("statistics_clip", "extra_clip", "weight_clip"):
-        if arguments[name] is not None:
-            check_number(name, arguments[name], above=0)
-    if arguments["expected_clients"] is not None:
-        check_integer("expected_clients", arguments["expected_clients"], low=1)
-        if arguments["weight_clip"] is not None:
-            raise ValueError(
-                "weight_clip must be None with expected_clients, by which sums are divided in place of "
-                "the weights."
-            )
-    if arguments["adaptive"] is not None:
-        arguments["adaptive"].check("adaptive")
-        if arguments["per_layer"]:
-            raise ValueError("per_layer must be False with adaptive, which moves one bound.")
-        if arguments["weight_clip"] is not None:
-            raise ValueError("weight_clip must be None with adaptive, whose share is of clients.")
-    if method.privacy is not None:
-        raise ValueError("method must not be private already.")
-    if method.reduce.mask is not None:
-        raise ValueError(
-            "method must not be one of a secure sum, which goes around: secure_sum(private(...), ...)."
-        )
-    if not method.reduce.is_mean:
-        raise ValueError(
-            "method must sum clients to a weighted mean, so that a bound of each bounds the sum, got "
-            f"{method.name}, whose reduction is not one (Reduce.is_mean)."
-        )
-
-
-def check_sends(
-    method: FederatedMethod,
-    result: ClientResult,
-    statistics_clip: float | None,
-    extra_clip: float | None,
-) -> None:
-    """Raises ValueError, one line, for a send that has no bound, or a bound of nothing that is sent."""
-    for argument, bound, sent, what in (
-        ("statistics_clip", statistics_clip, result.mutable, "mutable state such as statistics"),
-        ("extra_clip", extra_clip, result.extra, "more than its update"),
-    ):
-        has_any = bool(jax.tree.leaves(sent))
-        if has_any and bound is None:
-            raise ValueError(f"{argument} must be given for {method.name}, which sends {what}.")
-        if not has_any and bound is not None:
-            raise ValueError(f"{argument} must be None for {method.name}, which sends no {what}.")
-    for name, leaf in named_leaves((result.update, result.extra)).items():
-        if not jnp.issubdtype(leaf.dtype, np.floating):
-            raise ValueError(
-                f"method must send floats, whose norm can be bounded, got {leaf.dtype} in {name} of "
-                f"{method.name}."
-            )

@@ -11,7 +11,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort
-from fedcodist.core.method import FederatedMethod
+from fedcodist.core.method import FederatedMethod, message_to_reduce
 
 PyTree = Any
 
@@ -93,7 +93,9 @@ def as_fedjax(
             ),
         )
         aggregate = method.reduce.finalize(
-            result.total, message, keys.derive(jax.random.key(0), "reduce")
+            result.total,
+            message_to_reduce(method, server_state, message),
+            keys.derive(jax.random.key(0), "reduce"),
         )
         server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)
         diagnostics = {

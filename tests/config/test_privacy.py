@@ -41,6 +41,24 @@ def test_without_noise_there_is_no_limit(method):
     assert all((pool.most is None) == (method == "fed_sdd") for pool in pools.values())
 
 
+def test_banded_noise_has_clients_in_one_of_so_many_rounds():
+    pytest.importorskip("jax_privacy")
+    pools = built("fed_avg,inf", noise="banded", bands=2).algorithm.privacy
+    assert {name: (pool.cycle, pool.most) for name, pool in pools.items()} == {
+        "small": (2, 50),
+        "large": (2, 20),
+    }
+
+
+@pytest.mark.slow
+def test_a_budget_for_banded_noise_counts_the_rounds_of_one_client():
+    pytest.importorskip("jax_privacy")
+    experiment = built("fed_avg,8", noise="banded", bands=2)
+    spending = spent(experiment.algorithm.privacy, 3, experiment.privacy)
+    assert 7.8 < spending.epsilon <= 8
+    assert spent(experiment.algorithm.privacy, 4, experiment.privacy).epsilon == spending.epsilon
+
+
 def test_levels_of_hetero_fl_are_private():
     config = digits_codist.get_config("hetero_fl")
     config.algorithm.masked = False
@@ -91,6 +109,22 @@ def test_examples_are_private_where_it_says_so():
         (
             dict(accountant="rdp", sampling="poisson"),
             "training.privacy.accountant must be 'pld' for a Poisson cohort",
+        ),
+        (dict(noise="pink"), "training.privacy.noise must be one of ['banded', 'independent']"),
+        (dict(bands=2), "training.privacy.bands must not be set for noise='independent', got 2."),
+        (dict(noise="banded"), "training.privacy.bands must be set for noise='banded'."),
+        (
+            dict(noise="banded", bands=2, sampling="fixed"),
+            "training.privacy.sampling must be 'poisson' for noise='banded', whose clients can be",
+        ),
+        (
+            dict(noise="banded", bands=4),
+            "pools.large.cohort_size must be at most 10, the pool's 40 clients by "
+            "training.privacy.bands=4, got 20.",
+        ),
+        (
+            dict(noise="banded", bands=3),
+            "training.privacy.bands must divide the pool's 40 clients, got 3.",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def result(values, weight=1.0, extra=None, mutable=None):
 class Message:
     inner = ClientResult(None, {"mean": jnp.zeros(2000)}, None, None, {})
     mutable = inner.mutable
-    clip, noise_multiplier = jnp.float32(0.5), jnp.float32(2.0)
+    clip, noise_multiplier, noise = jnp.float32(0.5), jnp.float32(2.0), None
 
 
 def test_noise_deviates_as_said_and_differs_between_parts():

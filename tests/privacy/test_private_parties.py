@@ -6,10 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_model import linear_model
+from scipy import stats
 
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
@@ -22,12 +24,15 @@ from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import Round
+from fedcodist.core.method import PARTIES
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.headed import headed
+from fedcodist.privacy.accounting import PrivacyBudget, spent
 from fedcodist.privacy.private_parties import (
     classes_sensitivity,
     clipped_rows,
+    counted,
     private_classes,
     private_scores,
     scores_sensitivity,
@@ -131,6 +136,36 @@ def test_the_noise_has_the_stated_deviation():
     sensitivity = clip * np.sqrt(2 * 2000)
     assert np.std(vectors) == pytest.approx(z * sensitivity, rel=4 / np.sqrt(2 * vectors.size))
     assert np.std(counts) == pytest.approx(z * sensitivity / clip, rel=4 / np.sqrt(2 * counts.size))
+
+
+@pytest.mark.parametrize("kind", ["scores", "classes"])
+def test_the_multiplier_that_is_counted_is_that_of_the_reduction(kind):
+    """Measured: the noise of a sum by the most that one party can change it. Epsilon is of that."""
+    pytest.importorskip("dp_accounting")
+    clip, z = 2.0, 1.7
+    if kind == "scores":
+        reduce = private_scores(clip, z, max_weight=3.0)
+        huge = jnp.full((40, 60), 1e3)
+    else:
+        reduce = private_classes(clip, z)
+        huge = LabelMeans(jnp.full((2000, 6), 1e3), jnp.full(2000, 9.0))
+    scaled = lambda tree: LabelMeans(tree[0], clip * tree[1]) if kind == "classes" else tree
+    sent, _ = reduce.prepare(result(huge, weight=9.0), None)
+    most = optax.tree.norm(scaled(sent))
+    nothing = (jax.tree.map(jnp.zeros_like, huge), jnp.float32(1))
+    noise = reduce.finalize(nothing, NOTHING, jax.random.key(0)).pseudo_gradient
+    values = np.concatenate([np.ravel(leaf) for leaf in scaled(noise)])
+    measured = np.std(values) / float(most)
+    cohorts = counted(METHODS["fd"][0](reduce=reduce), z).privacy
+    assert cohorts[PARTIES].noise_multiplier == pytest.approx(
+        measured, rel=4 / np.sqrt(2 * values.size)
+    )
+    epsilon = spent(cohorts, 3, PrivacyBudget(1e-5)).epsilon
+    mu = 3**0.5 / measured  # three Gaussians are one of sensitivity sqrt(3)
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+    assert delta == pytest.approx(1e-5, rel=0.4)  # of a measured multiplier
 
 
 # -------------------------------------------------------------------------------------- whole rounds

@@ -25,6 +25,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.privacy.accounting import PrivacyBudget
 from fedcodist.privacy.audit import epsilon_lower_bound, guesses_of
+from fedcodist.privacy.banded_noise import BandedNoise
 from fedcodist.privacy.private import private
 from fedcodist.privacy.private_parties import counted, private_scores
 from fedcodist.privacy.secure_sum import secure_sum
@@ -55,6 +56,15 @@ def test_a_secure_sum_of_a_private_method_has_the_same_noise(poisson):
     method = private(averaging, 0.5, 0.8, expected_clients=3 if poisson else None)
     secure = secure_sum(method, 6, value_range=0.5, max_weight=1.0)
     found, expected = weights_after(secure, poisson), weights_after(method, poisson)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_secure_sum_of_noise_that_is_correlated_over_rounds():
+    pytest.importorskip("jax_privacy")
+    method = private(averaging, 0.5, BandedNoise(0.8, 2, ROUNDS), expected_clients=3)
+    secure = secure_sum(method, 3, value_range=0.5, max_weight=1.0)
+    found, expected = (weights_after(one, PoissonCohort(cycle=2)) for one in (secure, method))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 

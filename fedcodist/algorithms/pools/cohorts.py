@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from scipy import stats
 
 from fedcodist.core import keys
+from fedcodist.core.checks import check_integer
 from fedcodist.core.shuffling import sample_without_replacement
 
 _OVERFLOW = 1e-12  # of a round, where the bound on a Poisson cohort is chosen
@@ -19,16 +20,54 @@ class PoissonCohort(NamedTuple):
       most: clients that take part at most; those drawn beyond it are left out, which the metric
         `clients_left_out` counts. A round computes as many slots. Where None it is the least number that
         a round's draw exceeds with a probability below 1e-12.
+      cycle: rounds in which every client can be drawn once; it divides the number of clients. A pool's
+        i-th client can be drawn in round r, both from 0, where i and r are equal modulo `cycle`. Noise
+        that is correlated over rounds needs that, see `BandedNoise`.
     """
 
     most: int | None = None
+    cycle: int = 1
+
+    def num_eligible(self, num_clients: int) -> int:
+        """Clients of a pool who can be drawn in one round."""
+        return num_clients // self.cycle
+
+    def eligible(self, clients: jax.Array, round: jax.Array) -> jax.Array:
+        """The clients of a pool, int [pool], who can be drawn in a round."""
+        if self.cycle == 1:
+            return clients
+        return clients.reshape(-1, self.cycle)[:, round % self.cycle]
 
     def slots(self, num_clients: int, cohort_size: int) -> int:
         """The bound for a pool of so many clients, of whom `cohort_size` are expected."""
         if self.most is not None:
             return self.most
-        drawn = stats.binom(num_clients, cohort_size / num_clients)
-        return max(1, min(num_clients, int(drawn.isf(_OVERFLOW))))
+        eligible = self.num_eligible(num_clients)
+        drawn = stats.binom(eligible, cohort_size / eligible)
+        return max(1, min(eligible, int(drawn.isf(_OVERFLOW))))
+
+    def check_pool(self, where: str, num_clients: int, cohort_size: int) -> None:
+        """Raises one line, begun by the pool's name, for a cycle or a bound that does not suit it."""
+        check_integer(f"{where}.poisson.cycle", self.cycle, low=1)
+        if num_clients % self.cycle:
+            raise ValueError(
+                f"{where}.poisson.cycle must divide the pool's {num_clients} clients, got {self.cycle}."
+            )
+        eligible = self.num_eligible(num_clients)
+        if self.cycle == 1:
+            highest = f"the pool's {num_clients} clients"
+        else:
+            highest = f"{eligible}, the pool's {num_clients} clients by cycle={self.cycle}"
+        if cohort_size > eligible:
+            raise ValueError(f"{where}.cohort_size must be at most {highest}, got {cohort_size}.")
+        if self.most is None:
+            return
+        check_integer(f"{where}.poisson.most", self.most, low=1)
+        if not cohort_size <= self.most <= eligible:
+            raise ValueError(
+                f"{where}.poisson.most must be between cohort_size={cohort_size} and {highest}, got "
+                f"{self.most}."
+            )
 
 
 def draw_cohort(
@@ -50,7 +89,7 @@ def draw_cohort(
 def draw_slots(
     clients: jax.Array, slots: int, pool: str, round: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """The slots of a Poisson cohort, int [slots], none twice, in random order.
+    """The slots of a Poisson cohort of the eligible clients, int [slots], none twice, in random order.
 
     The first `number_drawn` of them take part: given their number, every subset is equally likely.
     """

@@ -99,13 +99,7 @@ def assemble(
         )
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
-        draws = {
-            n: draw_cohort if pool.poisson is None else draw_slots for n, pool in pools.items()
-        }
-        clients = {
-            n: draws[n](jnp.asarray(pool.clients), pool.slots, n, round, key)
-            for n, pool in pools.items()
-        }
+        clients = {n: _drawn(n, pool, round, key) for n, pool in pools.items()}
         return Selection(clients, select_examples(round, key))
 
     def predictor(n: str, method: FederatedMethod) -> Predictor:
@@ -136,6 +130,14 @@ def assemble(
     )
 
 
+def _drawn(name: str, pool: Pool, round: jax.Array, key: jax.Array) -> jax.Array:
+    """The clients in a round's slots."""
+    clients = jnp.asarray(pool.clients)
+    if pool.poisson is None:
+        return draw_cohort(clients, pool.slots, name, round, key)
+    return draw_slots(pool.poisson.eligible(clients, round), pool.slots, name, round, key)
+
+
 def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
     """What the accounting of privacy has to know of the pools; empty where none is private."""
     if all(pool.method.privacy is None for pool in pools.values()):
@@ -148,6 +150,7 @@ def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
             else pool.method.privacy.noise_multiplier,
             cohort_size=int(pool.cohort_size),
             most=None if pool.poisson is None else pool.slots,
+            cycle=1 if pool.poisson is None else pool.poisson.cycle,
         )
         for name, pool in pools.items()
     }
@@ -249,16 +252,12 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
 
 
 def _check_cohorts(where: str, pool: Pool) -> None:
-    """Raises one line for a Poisson cohort's bound, or a private sum's divisor, that does not fit."""
-    if pool.poisson is not None and pool.poisson.most is not None:
-        check_integer(f"{where}.poisson.most", pool.poisson.most, low=1)
-        if not pool.cohort_size <= pool.poisson.most <= len(pool.clients):
-            raise ValueError(
-                f"{where}.poisson.most must be between cohort_size={pool.cohort_size} and the pool's "
-                f"{len(pool.clients)} clients, got {pool.poisson.most}."
-            )
+    """Raises one line for a Poisson cohort, or what a private sum needs of one, that does not fit."""
+    if pool.poisson is not None:
+        pool.poisson.check_pool(where, len(pool.clients), pool.cohort_size)
     if pool.method.privacy is None:
         return
+    _check_bands(where, pool, pool.method.privacy.bands)
     expected = pool.method.privacy.expected_clients
     if pool.poisson is not None and expected is None:
         raise ValueError(
@@ -269,6 +268,16 @@ def _check_cohorts(where: str, pool: Pool) -> None:
         raise ValueError(
             f"{where}.method must be private with expected_clients={pool.cohort_size}, the pool's "
             f"cohort_size, got {expected}."
+        )
+
+
+def _check_bands(where: str, pool: Pool, bands: int) -> None:
+    """Raises one line unless a client takes part at most once in the rounds that share noise."""
+    cycle = 1 if pool.poisson is None else pool.poisson.cycle
+    if cycle < bands:
+        raise ValueError(
+            f"{where}.poisson must be PoissonCohort(cycle={bands}) or of a longer cycle: noise of "
+            f"{bands} bands hides a client who takes part at most once in {bands} rounds."
         )
 
 

@@ -15,7 +15,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, mask_of_round
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Round
-from fedcodist.core.method import FederatedMethod, client_key
+from fedcodist.core.method import FederatedMethod, client_key, message_to_reduce
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import of_clients
 
@@ -87,7 +87,7 @@ def train_pools(
     for name, pool in pools.items():
         cohort, drawn = round.inputs.cohorts[name], None
         if pool.poisson is not None:
-            size = (len(pool.clients), pool.cohort_size)
+            size = (pool.poisson.num_eligible(len(pool.clients)), pool.cohort_size)
             drawn = number_drawn(*size, name, round.index, round.key)
             cohort = replace(cohort, present=jnp.arange(len(cohort.clients)) < drawn)
         trained[name] = train_pool(
@@ -143,7 +143,9 @@ def train_pool(
     if result.results is not None:
         trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
         models = Variables(trained, result.results.mutable)
-    aggregate = method.reduce.finalize(result.total, message, draws.reduction)
+    aggregate = method.reduce.finalize(
+        result.total, message_to_reduce(method, server, message), draws.reduction
+    )
     norm = optax.tree.norm(aggregate.pseudo_gradient)
     new_states, present = result.client_states, cohort.present
     if present is not None:
@@ -203,7 +205,8 @@ def aggregate_of_some(
 
     count = len(results.weight)
     prepared = jax.vmap(method.reduce.prepare)(results, jax.random.split(key, count))
-    return method.reduce.finalize(jax.tree.map(total, prepared), method.broadcast(server), key)
+    message = message_to_reduce(method, server, method.broadcast(server))
+    return method.reduce.finalize(jax.tree.map(total, prepared), message, key)
 
 
 def update_servers(
