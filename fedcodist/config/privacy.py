@@ -57,10 +57,9 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         for name, indices in clients.items():
             poisson.check_pool(f"pools[{name!r}]", len(indices), config.pools[name].cohort_size)
 
-    def configured(noise_multiplier: float | BandedNoise) -> ConfiguredPrivacy:
-        if bands is not None:
-            noise_multiplier = BandedNoise(noise_multiplier, bands, config.rounds)
-        return ConfiguredPrivacy(settings, noise_multiplier, poisson)
+    def configured(z: float) -> ConfiguredPrivacy:
+        noise = z if bands is None else BandedNoise(z, bands, config.rounds)
+        return ConfiguredPrivacy(settings, noise, poisson)
 
     noise_multiplier = settings.get("noise_multiplier")
     if noise_multiplier is not None:
