@@ -120,10 +120,8 @@ def private(
     """
     check_arguments(private, locals())
     check_private(method, locals())
-    banded = None
-    if isinstance(noise_multiplier, BandedNoise):
-        banded, noise_multiplier = noise_multiplier, noise_multiplier.noise_multiplier
-    multiplier = z = float(noise_multiplier)
+    banded = noise_multiplier if isinstance(noise_multiplier, BandedNoise) else None
+    multiplier = z = float(getattr(noise_multiplier, "noise_multiplier", noise_multiplier))
     if adaptive is not None:
         z = remaining_multiplier(multiplier, adaptive.count_deviation)
     of_parts = {"statistics": statistics_clip, "extra": extra_clip, "weight": weight_clip}
@@ -131,13 +129,9 @@ def private(
     bounds = {part: 1.0 if part == "weight" else bound for part, bound in clips.items()}
 
     def init(key: jax.Array) -> PrivateServer:
-        server = PrivateServer(method.init(key), jnp.float32(clip), jnp.float32(z))
-        if banded is None:
-            return server
-        message = method.broadcast(server.inner)
-        statistics = {"statistics": message.mutable} if "statistics" in clips else {}
-        sums = {"update": message.params, **statistics}
-        return server._replace(noise=first_noise_state(banded, sums))
+        inner = method.init(key)
+        noise = None if banded is None else _first_noise(banded, method.broadcast(inner), clips)
+        return PrivateServer(inner, jnp.float32(clip), jnp.float32(z), noise)
 
     def broadcast(server: PrivateServer) -> PrivateMessage:
         return PrivateMessage(method.broadcast(server.inner), server.clip, server.noise_multiplier)
@@ -190,6 +184,12 @@ def private(
         privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
         server_message=None if banded is None else server_message,
     )
+
+
+def _first_noise(banded: BandedNoise, message: PyTree, clips: Mapping[str, float]) -> NoiseState:
+    """The state of the noise of a method's updates and, where they are bounded, of its statistics."""
+    statistics = {"statistics": message.mutable} if "statistics" in clips else {}
+    return first_noise_state(banded, {"update": message.params, **statistics})
 
 
 def _bounded(

@@ -95,8 +95,7 @@ def fed_sdd_pools(
 
     Args:
       pools: name -> Pool, one architecture each.
-      columns: the federated data's columns, for counting bytes.
-      num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
+      columns, num_unlabelled: as `fed_sdd` has them.
       num_models, rounds_kept: K of every pool, whose groups are as even as can be, and R.
       distillation, teaching, hyper, execution: as `fed_sdd` has them.
 
@@ -144,9 +143,8 @@ def fed_sdd_pools(
                 execution,
                 stream=name,
             )
-            servers |= trained_models
+            servers, metrics = servers | trained_models, metrics | trained.metrics
             new_states |= trained.client_states
-            metrics |= trained.metrics
             put = lambda kept, new, place=place: kept.at[place].set(new)
             newest = stacked_models(parts, trained_models)
             buffers[name] = jax.tree.map(put, state.buffers[name], newest)
@@ -158,8 +156,9 @@ def fed_sdd_pools(
                 teacher = mean_logits_of_all(models, buffer_ensembles(state))
                 learners = {name: everyone[name].method for name in students}
                 learn = functools.partial(distilled_students, round=round, hyper=hyper)
-                taught = taught_servers(learners, servers, teacher, learn, distillation, teaching)
-                return servers | taught
+                return servers | taught_servers(
+                    learners, servers, teacher, learn, distillation, teaching
+                )
 
             is_due = round.index >= teaching.warm_up
             servers = jax.lax.cond(is_due, teach, lambda servers: servers, servers)
