@@ -121,7 +121,7 @@ def private(
     check_arguments(private, locals())
     check_private(method, locals())
     banded = noise_multiplier if isinstance(noise_multiplier, BandedNoise) else None
-    multiplier = z = float(getattr(noise_multiplier, "noise_multiplier", noise_multiplier))
+    z = multiplier = _multiplier_of(noise_multiplier)
     if adaptive is not None:
         z = remaining_multiplier(multiplier, adaptive.count_deviation)
     of_parts = {"statistics": statistics_clip, "extra": extra_clip, "weight": weight_clip}
@@ -184,6 +184,10 @@ def private(
         privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
         server_message=None if banded is None else server_message,
     )
+
+
+def _multiplier_of(noise: float | BandedNoise) -> float:
+    return float(noise.noise_multiplier if isinstance(noise, BandedNoise) else noise)
 
 
 def _first_noise(banded: BandedNoise, message: PyTree, clips: Mapping[str, float]) -> NoiseState:

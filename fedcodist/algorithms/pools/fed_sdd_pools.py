@@ -95,9 +95,8 @@ def fed_sdd_pools(
 
     Args:
       pools: name -> Pool, one architecture each.
-      columns, num_unlabelled: as `fed_sdd` has them.
       num_models, rounds_kept: K of every pool, whose groups are as even as can be, and R.
-      distillation, teaching, hyper, execution: as `fed_sdd` has them.
+      columns, num_unlabelled, distillation, teaching, hyper, execution: as `fed_sdd` has them.
 
     Raises:
       ValueError: a pool, number or class count that makes no sense; names it.
@@ -129,10 +128,10 @@ def fed_sdd_pools(
         state: FedSDDPoolsState, client_states: PyTree, round: Round, hyper: FedSDDPoolsHyper
     ) -> tuple[FedSDDPoolsState, PyTree, dict[str, jax.Array]]:
         # Algorithm 1 in every pool: each group trains its model, and aggregates enter the buffer.
-        place = round.index % rounds_kept
         new_states: dict[str, PyTree] = {}
         metrics: dict[str, jax.Array] = {}
         servers, buffers = dict(state.models), {}
+        put = lambda kept, new: kept.at[round.index % rounds_kept].set(new)
         for name, parts in groups.items():
             trained_models, trained = train_groups(
                 parts,
@@ -145,10 +144,9 @@ def fed_sdd_pools(
             )
             servers, metrics = servers | trained_models, metrics | trained.metrics
             new_states |= trained.client_states
-            put = lambda kept, new, place=place: kept.at[place].set(new)
             newest = stacked_models(parts, trained_models)
             buffers[name] = jax.tree.map(put, state.buffers[name], newest)
-        state = FedSDDPoolsState(servers, buffers, state.weights.at[place].set(1))
+        state = FedSDDPoolsState(servers, buffers, put(state.weights, 1))
         if distillation.steps:
 
             def teach(servers: dict[str, PyTree]) -> dict[str, PyTree]:
