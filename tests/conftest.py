@@ -16,8 +16,13 @@ os.environ.setdefault(
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import hypothesis
 import jax
 import pytest
+
+# A machine that does other work too takes seconds where an idle one takes milliseconds.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 # Tracing makes millions of objects that stay. With Python's own threshold a tenth of the suite's time
 # goes into looking at them again.
