@@ -102,9 +102,21 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links of the pages in docs/ to files outside it lead to the repository."""
+    """Links of docs/ to files outside it lead to pages made of these files, or to the repository."""
     up = "../" * (page.file.src_uri.count("/") + 1)
+    for source, target in BESIDE_README.items():
+        markdown = markdown.replace(f"]({up}{source}", f"]({up.removeprefix('../')}{target}")
     return re.sub(rf"\]\({re.escape(up)}(?!\.\.)", f"]({config.repo_url}/blob/main/", markdown)
+
+
+def on_post_page(output, page, config):
+    """The theme would ask GitHub for stars and versions; the site makes no requests to other hosts."""
+    return output.replace(' data-md-component="source"', "")
+
+
+def on_post_template(output_content, template_name, config):
+    """The same for pages that have no source, such as 404.html."""
+    return output_content.replace(' data-md-component="source"', "")
 
 
 def _moved(text: str, page: str, repository: str) -> str:
