@@ -8,47 +8,14 @@ from those of the first one.
     python -m fedcodist.report.tables_heads runs/digits_mhd/multi_headed_distillation
 """
 
-import copy
-
 from ml_collections import ConfigDict, config_dict
 
 from fedcodist.config import defaults
 
-OWN = {
-    "multi_headed_distillation": dict(
-        embedding_weight=1.0,
-        head_weight=1.0,
-        public_batch_size=64,
-        teachers=1,  # Delta
-        candidates="base",  # "same_level", "self", "same_level_and_self"
-        separate_levels=False,  # whether the same level's candidates make a loss term of their own
-        choice="most_confident",  # or "random"
-        top_predictions=config_dict.placeholder(int),  # sent of every head; all where not set
-        embedding_distance="squared",
-        reaches_backbone=True,  # whether heads' and embeddings' losses change the backbone
-        updates_statistics=False,  # whether public batches change running averages too
-        checkpoints_per_client=config_dict.placeholder(int),  # as many as there are clients
-        checkpoints_on="device",  # or "host"
-        exchange_seed=0,
-        same_start=False,  # whether clients of one network start from the same weights
-    ),
-    "local_only_steps": dict(same_start=False),
-    "decentralised_fed_avg": dict(same_start=True),  # or the first mean is of unrelated weights
-    "decentralised_periodic_codistillation": dict(
-        public_batch_size=64,
-        period=6,  # so that the last one is some rounds before the end
-        examples=9600,  # as many as MHD's clients see in a period
-        distillation_learning_rate=1e-3,
-        temperature=1.0,
-        same_start=False,
-    ),
-    "centralised": dict(),
-}
-
 
 def get_runs() -> list[str]:
     """MHD and its baselines."""
-    return list(OWN)
+    return list(_methods())
 
 
 def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
@@ -81,8 +48,41 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     )
     config.training = dict(learning_rate=0.03, momentum=0.9, batch_size=32, steps=25)
     with config.ignore_type():
-        # A copy: a placeholder that two configs share would have one value in both.
-        config.algorithm = copy.deepcopy(dict(name=run, **OWN[run]))
+        config.algorithm = dict(name=run, **_methods()[run])
     config.evaluation = defaults.evaluation(10, 20)
     config.execution = defaults.plain_execution(processes=1, loop="vmap", chunk_size=8)
     return config
+
+
+def _methods() -> dict[str, dict]:
+    """Each method's settings, made anew: two configs that shared a placeholder would share its value."""
+    return {
+        "multi_headed_distillation": dict(
+            embedding_weight=1.0,
+            head_weight=1.0,
+            public_batch_size=64,
+            teachers=1,  # Delta
+            candidates="base",  # "same_level", "self", "same_level_and_self"
+            separate_levels=False,  # whether the same level's candidates make a loss term of their own
+            choice="most_confident",  # or "random"
+            top_predictions=config_dict.placeholder(int),  # sent of every head; all where not set
+            embedding_distance="squared",
+            reaches_backbone=True,  # whether heads' and embeddings' losses change the backbone
+            updates_statistics=False,  # whether public batches change running averages too
+            checkpoints_per_client=config_dict.placeholder(int),  # as many as there are clients
+            checkpoints_on="device",  # or "host"
+            exchange_seed=0,
+            same_start=False,  # whether clients of one network start from the same weights
+        ),
+        "local_only_steps": dict(same_start=False),
+        "decentralised_fed_avg": dict(same_start=True),  # or the first mean is of unrelated weights
+        "decentralised_periodic_codistillation": dict(
+            public_batch_size=64,
+            period=6,  # so that the last one is some rounds before the end
+            examples=9600,  # as many as MHD's clients see in a period
+            distillation_learning_rate=1e-3,
+            temperature=1.0,
+            same_start=False,
+        ),
+        "centralised": dict(),
+    }
