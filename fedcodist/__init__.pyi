@@ -32,23 +32,15 @@ from fedcodist.algorithms.clients.per_fed_avg import PerFedAvgHyper as PerFedAvg
 from fedcodist.algorithms.clients.per_fed_avg import per_fed_avg as per_fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold as scaffold
 from fedcodist.algorithms.graph.centralised import centralised as centralised
-from fedcodist.algorithms.graph.decentralised_fed_avg import (
-    decentralised_fed_avg as decentralised_fed_avg,
-)
-from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
-    DecentralisedPeriodicHyper as DecentralisedPeriodicHyper,
-)
-from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
-    decentralised_periodic_codistillation as decentralised_periodic_codistillation,
-)
+from fedcodist.algorithms.graph.decentralised_fed_avg import decentralised_fed_avg as decentralised_fed_avg
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import DecentralisedPeriodicHyper as DecentralisedPeriodicHyper
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import decentralised_periodic_codistillation as decentralised_periodic_codistillation
 from fedcodist.algorithms.graph.local_only_steps import LocalOnlyStepsHyper as LocalOnlyStepsHyper
 from fedcodist.algorithms.graph.local_only_steps import local_only_steps as local_only_steps
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange as CheckpointExchange
 from fedcodist.algorithms.graph.mhd_losses import HeadDistillation as HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import MHDHyper as MHDHyper
-from fedcodist.algorithms.graph.multi_headed_distillation import (
-    multi_headed_distillation as multi_headed_distillation,
-)
+from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation as multi_headed_distillation
 from fedcodist.algorithms.graph.public_answers import PublicAnswers as PublicAnswers
 from fedcodist.algorithms.parties.alignment import Alignment as Alignment
 from fedcodist.algorithms.parties.ds_fl import DSFLHyper as DSFLHyper
@@ -113,12 +105,8 @@ from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools as independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import MergedHyper as MergedHyper
-from fedcodist.algorithms.pools.merged_codistillation import (
-    merged_codistillation as merged_codistillation,
-)
-from fedcodist.algorithms.pools.periodic_codistillation import (
-    periodic_codistillation as periodic_codistillation,
-)
+from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation as merged_codistillation
+from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation as periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool as Pool
 from fedcodist.algorithms.pools.pool import private_cohorts as private_cohorts
 from fedcodist.compression.compressed import compressed as compressed
