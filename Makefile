@@ -75,10 +75,11 @@ wheel: $(INSTALLED)
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-peers build dist *.egg-info
 
+# Python compiles a module when it is first imported: most of the packages' modules never are.
 $(INSTALLED): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]"
 	touch $@
 
 $(LOWEST)/.installed: setup.py
