@@ -9,9 +9,9 @@ away, `no_way` of those that no way leads to; `best_shared_of_others` that of th
 """
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,19 +41,31 @@ DIGITS_ONLY = "digits"  # section of what is measured there alone
 
 def orderings() -> list[Ordering]:
     """All that are measured on CIFAR-100."""
-    return [o for o in orderings_on_digits() if o.section != DIGITS_ONLY]
+    return [o for o in _all_orderings() if o.section != DIGITS_ONLY]
 
 
 def orderings_on_digits() -> list[Ordering]:
     """All that are measured on digits: those and some more."""
+    # There the graph is complete in all other runs too.
+    return _all_orderings({"graph,complete": "heads,s=100,3"})
+
+
+def _all_orderings(same_run: Mapping[str, str] = {}) -> list[Ordering]:
+    """All of the table; `same_run` names the run that stands for another."""
+
+    def terms(text: str) -> Any:
+        for run, other in same_run.items():
+            text = text.replace(run, other)
+        return _terms(text)
+
     path = Path(__file__).with_name("orderings.csv")
     with path.open(encoding="utf-8", newline="") as file:
         return [
             Ordering(
                 line["section"],
                 line["ordering"],
-                _terms(line["plus"]),
-                _terms(line["minus"]),
+                terms(line["plus"]),
+                terms(line["minus"]),
                 line["paper"],
             )
             for line in csv.DictReader(file)
