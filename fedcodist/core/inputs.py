@@ -93,18 +93,19 @@ class Inputs:
     def tree_flatten_with_keys(self) -> tuple[Any, tuple[tuple[str, int], ...]]:
         """Every `columns` object once, the rest of the cohorts, and the examples."""
         columns: list[Any] = []
-        places = []
+        places: dict[str, int] = {}
+        place_of: dict[int, int] = {}  # an object's identity -> its place
         for pool in sorted(self.cohorts):
             of_pool = self.cohorts[pool].columns
-            if not any(of_pool is other for other in columns):
+            places[pool] = place_of.setdefault(id(of_pool), len(columns))
+            if places[pool] == len(columns):
                 columns.append(of_pool)
-            places.append((pool, next(i for i, c in enumerate(columns) if c is of_pool)))
         rest = {
             pool: dataclasses.replace(cohort, columns={}) for pool, cohort in self.cohorts.items()
         }
         parts = {"columns": columns, "cohorts": rest, "examples": self.examples}
         children = [(jax.tree_util.GetAttrKey(name), part) for name, part in parts.items()]
-        return children, tuple(places)
+        return children, tuple(places.items())
 
     @classmethod
     def tree_unflatten(cls, places: tuple[tuple[str, int], ...], parts: Any) -> "Inputs":

@@ -265,10 +265,10 @@ def _training(
                 state, client_states, history = carry
                 state, client_states, metrics = step(state, client_states, first + index)
                 put = lambda values, new: values.at[index].set(new)
-                return state, client_states, jax.tree.map(put, history, stacked(metrics))
+                return state, client_states, jax.tree.map(put, history, stacked_metrics(metrics))
 
             shapes = jax.eval_shape(
-                lambda *now: stacked(step(*now)[2]), state, client_states, first
+                lambda *now: stacked_metrics(step(*now)[2]), state, client_states, first
             )
             room = lambda values: jnp.zeros((interval, *values.shape), values.dtype)
             history = jax.tree.map(room, shapes)
@@ -276,7 +276,7 @@ def _training(
 
         of_seeds = (state, client_states, seeds) + ((hyper,) if hyper_per_seed else ())
         state, client_states, history = over_seeds(one_seed)(*of_seeds)
-        return state, client_states, unstacked(history)
+        return state, client_states, unstacked_metrics(history)
 
     def train_streamed(
         state: PyTree,
@@ -300,7 +300,7 @@ def _training(
     return train, train_streamed
 
 
-def stacked(metrics: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
+def stacked_metrics(metrics: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
     """Metrics of one shape and type as one array, [..., metrics], by their names.
 
     A thousand parties have thousands of metrics, which a loop carries much faster together.
@@ -314,8 +314,8 @@ def stacked(metrics: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array
     }
 
 
-def unstacked(history: Mapping[tuple[str, ...], jax.Array]) -> dict[str, jax.Array]:
-    """The inverse of `stacked`; there may be axes before the metrics' own."""
+def unstacked_metrics(history: Mapping[tuple[str, ...], jax.Array]) -> dict[str, jax.Array]:
+    """The inverse of `stacked_metrics`; there may be axes before the metrics' own."""
     return {
         name: values[..., place]
         for names, values in history.items()

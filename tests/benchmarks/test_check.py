@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import check
@@ -31,7 +31,6 @@ def recorded_ratios(draw):
     return [Ratio(name, tuple(draw(turns))) for name in names]
 
 
-@settings(deadline=None)
 @given(recorded_ratios(), st.floats(1, 10))
 def test_as_fast_or_faster_is_never_a_finding(recorded, faster):
     measured = [scaled(ratio, faster) for ratio in recorded]
@@ -39,7 +38,6 @@ def test_as_fast_or_faster_is_never_a_finding(recorded, faster):
     assert check.judge(recorded, measured) == 0
 
 
-@settings(deadline=None)
 @given(recorded_ratios(), st.floats(0.01, 1))
 def test_a_fall_beyond_the_spread_is_one_line_each(recorded, beyond):
     def fallen(ratio):  # to turns that are all alike
@@ -51,7 +49,6 @@ def test_a_fall_beyond_the_spread_is_one_line_each(recorded, beyond):
     assert all(line.startswith(r.name) for line, r in zip(found, recorded, strict=True))
 
 
-@settings(deadline=None)
 @given(recorded_ratios(), st.floats(0, 0.99))
 def test_a_fall_within_both_spreads_is_noise(recorded, within):
     def fallen(ratio):  # with turns that spread as much as the recorded ones
@@ -60,7 +57,6 @@ def test_a_fall_within_both_spreads_is_noise(recorded, within):
     assert check.findings(recorded, [fallen(ratio) for ratio in recorded]) == []
 
 
-@settings(deadline=None)
 @given(recorded_ratios(), recorded_ratios())
 def test_a_fall_by_half_never_passes(recorded, measured):
     """However much the turns differ."""
@@ -79,7 +75,6 @@ def test_one_disturbed_turn_hides_no_fall():
     assert check.judge([DISTURBED], [scaled(now, 1.6 / 3.51)]) == SLOWER
 
 
-@settings(deadline=None)
 @given(recorded_ratios(), st.floats(0.1, 10))
 def test_the_machines_speed_changes_nothing(recorded, speed):
     """Where all seconds are longer by one factor, ratios stay the same."""
@@ -176,7 +171,6 @@ def test_plausible_peaks(gflops, cores, lanes, plausible):
     assert fault is None or ("too busy to judge" in fault and "\n" not in fault)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([4, 8, 16, None]), st.integers(1, 64), POSITIVE)
 def test_plausibility_is_of_one_core(lanes, cores, each):
     alone = check.implausible([each], 1, lanes)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
@@ -136,7 +136,6 @@ def test_a_plain_loop_in_float64():
     assert told["bytes_down_per_participation"] == round_(np.mean(bytes_of(outcome, "down")))
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**40), st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.integers(1, 2**31)
 )

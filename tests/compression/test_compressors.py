@@ -65,7 +65,7 @@ def sent(compressor, value, key=KEY, progress=0.5):
 # SVD
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     share=st.floats(0.05, 0.999),
     seed=st.integers(0, 10**6),
@@ -122,7 +122,7 @@ def test_the_threshold_is_linear_and_ends_at_its_end():
     st.floats(0.01, 1),
     st.floats(0.01, 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rank_grows_with_the_threshold(values, one, other):
     values = jnp.sort(jnp.array(values, jnp.float32))[::-1]
     low, high = sorted((one, other))
@@ -216,7 +216,7 @@ def test_the_fedkd_papers_costs_follow_from_a_transformers_shapes():
             assert 0.005 < told - cost < 0.015  # the residual
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     share=st.sampled_from([0.3, 0.9, 0.99, 0.9999]),
     seed=st.integers(0, 10**6),
@@ -295,7 +295,7 @@ def test_values_that_are_not_finite_are_told_or_passed_on():
 
 
 @given(seed=st.integers(0, 10**6), count=st.sampled_from([1, 17, 500]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_top_k_keeps_the_largest(seed, count):
     value = tree(seed)
     vector = np.asarray(flat(value), np.float64)
@@ -379,7 +379,7 @@ def test_quantised_constants_are_exact():
 
 
 @given(seed=st.integers(0, 10**6), factor=st.floats(-3, 3, width=32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_sketch_is_linear(seed, factor):
     draws = np.random.default_rng(seed).normal(size=(2, 50)).astype(np.float32)
     left, right = (sketched(jnp.asarray(each), 3, 16) for each in draws)

@@ -10,7 +10,7 @@ from fedcodist.core import batches
 
 
 @given(step=st.integers(0, 5), size=st.integers(1, 6), count=st.integers(0, 20))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_places_are_those_of_a_slice(step, size, count):
     positions, rows, is_real = batches.places(step, size, count)
     expected = np.arange(step * size, (step + 1) * size)
@@ -37,7 +37,7 @@ def test_examples_are_read_with_their_places_and_a_key():
     share=st.integers(0, 13),
     devices=st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_every_example_is_asked_once(capacity, size, share, devices):
     """The outputs of devices add up; beyond the last batch there are zeros."""
     bound = min(share, capacity)

@@ -136,7 +136,7 @@ VISITS = st.lists(st.lists(st.integers(0, 11), min_size=2, max_size=2, unique=Tr
 
 
 @given(VISITS, st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_host_keeps_what_the_device_keeps(visits, saved_after):
     """Any order of visits, interrupted by a checkpoint anywhere."""
     kept = {"pool": ClientStates(np.arange(12, dtype=np.int32), FIRST), "other": NOTHING}

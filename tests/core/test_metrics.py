@@ -32,7 +32,7 @@ def _over_batches(metric, values, weights, groups, mask, batch_size):
     return np.asarray(metric.compute(total))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.sampled_from([6, 12]), st.sampled_from([3, 6]))
 def test_means_over_batches_are_means_over_all(seed, count, batch_size):
     values, weights, groups, mask = _examples(seed, count)
@@ -42,7 +42,7 @@ def test_means_over_batches_are_means_over_all(seed, count, batch_size):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.sampled_from([3, 6]))
 def test_means_of_groups(seed, batch_size):
     values, weights, groups, mask = _examples(seed, 12)
@@ -72,7 +72,7 @@ def test_accuracy_is_the_share_of_right_answers():
     assert float(result) == 0.5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.sampled_from([3, 6, 12]), st.floats(0, 1), st.floats(0, 1))
 def test_precision_recall_and_f_are_scikit_learns(seed, batch_size, share, predicted_share):
     """Over batches and a mask, of examples of three classes."""

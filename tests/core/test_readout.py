@@ -55,7 +55,7 @@ def assert_same(left, right):
 shapes = st.sampled_from([(1,), (7,), (3, 5), (2, 3, 4)])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(shapes, st.sampled_from([None, 1, 4]), st.sampled_from([0.0, 0.4, 1.0]), st.integers(0, 99))
 def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
     def both(outputs, labels, cotangents):
@@ -69,7 +69,7 @@ def test_chunked_cross_entropy_equals_the_plain_one(shape, chunk, padded, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(shapes, st.sampled_from([None, 1, 4]), st.sampled_from([0.4, 1.0]), st.integers(0, 99))
 def test_totals_in_chunks_equal_plain_ones(shape, chunk, padded, seed):
     outputs, labels, weights = made_up(seed, shape, padded=padded)

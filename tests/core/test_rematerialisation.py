@@ -62,7 +62,7 @@ def programs(count):
 
 
 @given(count=st.sampled_from([0, 4]), seed=st.integers(0, 99), masked=st.integers(0, BATCH - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_values_and_gradients_are_the_models(count, seed, masked):
     model, expected, found = programs(count)
     mask = (jnp.arange(BATCH) >= masked).astype(jnp.float32)

@@ -28,7 +28,7 @@ def _whole_permutation(seed, size, epoch):
     return permuted_positions(jax.random.key(seed), jnp.arange(LARGEST), size, epoch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.integers(1, LARGEST), st.integers(0, 10_000))
 def test_every_position_goes_to_another_place(seed, size, epoch):
     places = np.asarray(_whole_permutation(seed, size, epoch))
@@ -44,7 +44,7 @@ def test_small_sizes_are_permuted_in_every_epoch(size):
         assert sorted(places) == list(range(size))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(30, LARGEST), st.integers(0, 1000))
 def test_epochs_and_keys_have_different_orders(seed, size, epoch):
     order = np.asarray(_whole_permutation(seed, size, epoch))[:size]
@@ -120,7 +120,7 @@ def _stream_part(start, size, count):
     return stream_positions(jax.random.key(2), start, count, size)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 25), st.integers(0, 3))
 def test_a_stream_covers_every_row_once_per_pass(size, passes):
     whole = np.asarray(_stream_part(0, size, 100))
@@ -130,7 +130,7 @@ def test_a_stream_covers_every_row_once_per_pass(size, passes):
     np.testing.assert_array_equal(later[:size], rows)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 60), st.integers(1, 40))
 def test_a_stream_goes_on_where_it_stopped(start, size):
     whole = np.asarray(_stream_part(0, size, 100))
@@ -142,7 +142,7 @@ def test_passes_of_a_stream_differ():
     assert len(set(map(tuple, passes.tolist()))) == 4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SEEDS, st.sampled_from([(1, 1), (5, 5), (20, 3), (1000, 20), (2**31 - 1, 20)]))
 def test_a_sample_is_distinct_and_inside(seed, sizes):
     population, count = sizes

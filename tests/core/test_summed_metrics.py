@@ -40,7 +40,7 @@ def over_batches(metric, logits, labels, mask, size):
     return float(whole.compute(total))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1000), st.sampled_from([3, 6]), st.sampled_from([2, CLASSES]))
 def test_macro_f_score_is_scikit_learns_and_padding_does_not_count(seed, size, classes):
     logits, labels, mask = examples(seed, 12, classes)

@@ -151,7 +151,7 @@ def test_chains_give_each_transform_its_own_key():
     np.testing.assert_array_equal(batch["picture"], np.zeros((2, 1, 1, 1)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0, 1, width=32), st.integers(0, 1000))
 def test_mixup_is_between_the_two(coefficient, seed):
     inputs, partners = np.random.default_rng(seed).normal(size=(2, 3, 4)).astype(np.float32)

@@ -32,7 +32,7 @@ def plain_pieces(pieces, word):
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.text("abcdehilnopst,.! ABZ9", max_size=30), max_size=4), st.integers(2, 12))
 def test_rows_are_what_a_plain_loop_finds(texts, length):
     tokens = LEARNT.encode(texts, length)
@@ -45,7 +45,7 @@ def test_rows_are_what_a_plain_loop_finds(texts, length):
         assert [LEARNT.pieces[token] for token in row] == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(" ".join(TEXTS[:3]).split()), max_size=6))
 def test_words_of_learnt_letters_come_back(words):
     text = " ".join(words)

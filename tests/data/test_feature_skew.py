@@ -47,7 +47,7 @@ def test_noise_depends_on_the_seed_and_the_client_alone():
     assert (levels[0] != levels[1]).any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_each_client_has_one_rotation_and_groups_are_even(num_clients, rotations, seed):
     images = np.random.default_rng(0).integers(0, 256, (num_clients * 2, 3, 3, 2), np.uint8)

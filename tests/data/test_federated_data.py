@@ -56,7 +56,7 @@ def test_keep_and_drop_columns():
     assert list(data.columns) == ["x", "y"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.booleans())
 def test_client_of_row_loses_nothing_and_keeps_row_order(owners, natural):
     owners = np.unique(owners, return_inverse=True)[1]

@@ -55,7 +55,7 @@ def test_clients_come_in_the_order_of_the_file(tmp_path):
             assert read[column].dtype == expected.dtype
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=5).filter(lambda text: not text.endswith(b"\0")), min_size=1))
 def test_byte_strings(texts):
     array = np.empty(len(texts), object)

@@ -64,7 +64,7 @@ def test_shakespeare(tmp_path):
     assert data.get_client("HAMLET")["y"].tolist() == [" ", "e"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(
         st.text("abc", min_size=1),

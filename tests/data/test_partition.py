@@ -50,7 +50,7 @@ def label_table(parts, labels, num_labels):
     return np.stack([np.bincount(labels[part], minlength=num_labels) for part in parts])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(label_cases())
 def test_iid_is_an_even_partition(case):
     labels, num_clients, seed = case
@@ -62,7 +62,7 @@ def test_iid_is_an_even_partition(case):
     assert_same(parts, iid(len(labels), num_clients, seed))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(label_cases(), st.sampled_from([1e-300, 1e-4, 0.1, 1.0, 100.0, 1e300]), st.data())
 def test_dirichlet_is_a_partition_with_minimum_sizes(case, concentration, data):
     labels, num_clients, seed = case
@@ -74,7 +74,7 @@ def test_dirichlet_is_a_partition_with_minimum_sizes(case, concentration, data):
     assert_same(parts, dirichlet(labels, num_clients, concentration, seed, min_size))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(label_cases(), st.data())
 def test_shards_is_an_even_partition_of_few_labels(case, data):
     labels, num_clients, seed = case
@@ -87,7 +87,7 @@ def test_shards_is_an_even_partition_of_few_labels(case, data):
     assert_same(parts, shards(labels, num_clients, shards_per_client, seed))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 7), min_size=1, max_size=60),
     st.sampled_from([1, 2, 3]),
@@ -108,7 +108,7 @@ def test_pachinko_uses_no_row_twice(fine, branching, root, leaf, seed, data):
     assert_same(parts, pachinko(*arguments))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(label_cases(), st.data())
 def test_pathological_gives_each_client_its_number_of_labels(case, data):
     labels, num_clients, seed = case
@@ -149,7 +149,7 @@ QUANTITIES = [(quantity_dirichlet, 1e-300), (quantity_dirichlet, 0.5), (quantity
 QUANTITIES += [(quantity_log_normal, sigma) for sigma in (0, 1.0, 100)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 200), st.sampled_from(QUANTITIES), st.integers(0, 2**31), st.data())
 def test_quantity_skew_is_a_partition_with_minimum_sizes(num_examples, case, seed, data):
     deal, parameter = case
@@ -218,7 +218,7 @@ def test_skewed_partitions_refuse_in_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["anna", "ben", "cleo"]), min_size=1), st.booleans())
 def test_by_id_groups_rows(ids, as_integers):
     ids = np.array([len(name) for name in ids] if as_integers else ids)
@@ -276,7 +276,7 @@ def test_dirichlet_limits():
     assert skewed.max(axis=0).sum() > 0.98 * len(labels)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 25), st.integers(1, 12), st.sampled_from([0.3, 1.0, 100.0]), st.integers(0, 99)
 )
@@ -398,7 +398,7 @@ def test_a_fraction_is_what_the_user_wrote():
     assert len(capacity_pools(100, 0.29, 0)["large"]) == 29
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(10, 200), st.floats(0.1, 0.9), st.integers(0, 1000))
 def test_capacity_pools_are_nested_or_disjoint(num_clients, fraction, seed):
     nested = capacity_pools(num_clients, fraction, seed)
@@ -436,7 +436,7 @@ def test_split_clients_of_the_paper():
     np.testing.assert_array_equal(np.sort(np.concatenate(list(groups.values()))), np.arange(500))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 99), st.data())
 def test_merged_clients_are_whole_and_as_many(sizes, seed, data):
     count = data.draw(st.integers(1, len(sizes)))

@@ -162,7 +162,7 @@ def test_missing_and_truncated_files_are_named(folder, name, verify):
     one_line_error(folder, name, verify=verify)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(ALL_FILES), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
 def test_any_flipped_bit_is_named(tmp_path_factory, name, where, flip):
     folder = tmp_path_factory.mktemp("flipped") / "p"
@@ -181,7 +181,7 @@ def test_any_flipped_bit_is_named(tmp_path_factory, name, where, flip):
     shutil.rmtree(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["image", "text", "offsets"]), st.integers(0, 127), st.integers(1, 255))
 @example("offsets", 8, 2)  # a shorter header, so values from two bytes before theirs
 @example("image", 8, 2)

@@ -35,7 +35,7 @@ def decoded(splits, data):
             yield user, DOMAINS[domain], vocabulary.decode(tokens)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 999))
 def test_every_sentence_is_in_one_split(seed):
     users = made_up(seed)
@@ -76,7 +76,7 @@ def test_a_seed_is_a_deal():
     np.testing.assert_array_equal(one["test"].columns["tokens"], same["test"].columns["tokens"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 999))
 def test_pools_are_disjoint_and_of_one_domain(seed):
     users = made_up(seed, 60)

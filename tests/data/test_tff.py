@@ -205,7 +205,7 @@ def assert_same_features(decoded, features):
             np.testing.assert_array_equal(decoded[name], values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FEATURES, st.booleans())
 def test_decoder_inverts_encoder(features, packed):
     assert_same_features(decode_example(encode_example(features, packed)), features)
@@ -255,7 +255,7 @@ def protobuf_example():
     return protobuf_example_class()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(FEATURES)
 def test_decoder_reads_what_protocol_buffers_write(protobuf_example, features):
     written = protobuf_example()
@@ -297,7 +297,7 @@ def test_decoder_merges_and_skips_as_protocol_buffers_do(protobuf_example):
     assert set(decoded) == set(reference)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(FEATURES, st.lists(st.text(max_size=5)))
 def test_only_what_is_asked_for_is_decoded(features, names):
     asked = [*list(features)[::2], *names]
@@ -305,7 +305,7 @@ def test_only_what_is_asked_for_is_decoded(features, names):
     assert_same_features(decode_example(encode_example(features), asked), expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(FEATURES.filter(bool), st.booleans(), st.data())
 def test_a_cut_example_is_an_error(features, packed, data):
     blob = encode_example(features, packed)
@@ -313,7 +313,7 @@ def test_a_cut_example_is_an_error(features, packed, data):
         decode_example(blob[: data.draw(st.integers(1, len(blob) - 1))])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60), FEATURES, st.data())
 def test_garbage_is_an_error_or_an_example(noise, features, data):
     blob = bytearray(encode_example(features))

@@ -12,7 +12,7 @@ from fedcodist.data.word_pieces import CONTINUES, learn_pieces, piece_splitter, 
 WORDS = st.text("abc'-", min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(WORDS, st.integers(1, 50), min_size=1, max_size=20), st.integers(10, 40))
 def test_known_letters_make_a_round_trip(counts, size):
     pieces = learn_pieces(counts, size)
@@ -23,7 +23,7 @@ def test_known_letters_make_a_round_trip(counts, size):
     assert set(found) <= set(pieces) and words_of_pieces(found) == words
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(WORDS, st.integers(1, 9), min_size=1, max_size=8), st.integers(10, 30))
 def test_the_same_pieces_as_a_slow_loop_merges(counts, size):
     words = {w: [w[0], *(CONTINUES + c for c in w[1:])] for w in counts}

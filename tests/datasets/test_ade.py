@@ -113,9 +113,7 @@ def test_bad_negatives_are_counted_and_spoil_no_other(tmp_path, kind):
     assert found.texts == read_ade(corpus(tmp_path)).texts
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_bytes_between_lines_are_survived(tmp_path, garbage):
     lines = [each.replace(b"\n", b" ") + b"\n" for each in garbage]
@@ -133,7 +131,7 @@ def test_missing_and_empty_files_are_one_line(tmp_path):
         read_ade(corpus(tmp_path, negatives=[b"\n", b"text\n"]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 10**6).map(str), min_size=1, max_size=80), st.integers(0, 99))
 def test_no_document_has_sentences_in_two_splits(documents, seed):
     if len(set(documents)) < 10:

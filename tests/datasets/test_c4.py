@@ -124,7 +124,7 @@ def test_what_is_no_contraction_stays(words):
     assert repaired(words) == words
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("aTt's’ .!?\n1-“\0é", max_size=60))
 def test_words_are_lower_case_and_repairing_twice_changes_nothing(text):
     words = first_sentence(text)

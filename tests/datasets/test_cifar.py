@@ -330,7 +330,7 @@ def test_files_of_another_content(tmp_path, table, message):
         reads(tmp_path, pickle.dumps(table, 2))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_damage_is_one_line_or_sound_columns(tmp_path_factory, data):
     """Bytes outside the pixels are damaged; a file that can still be read has the right form."""

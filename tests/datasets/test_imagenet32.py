@@ -105,7 +105,7 @@ def open_batches_of(kind):
     return imagenet32.Batches(Path("made up"), read, {}, ())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(10, 30), st.integers(0, 5))
 def test_some_images_are_drawn_equally_from_all_batches(count, seed):
     batches, everything = open_batches_of("npz"), read_batches(open_batches_of("npz"))
@@ -188,7 +188,7 @@ def test_batches_larger_than_any(tmp_path, monkeypatch):
     refused("train_data_batch_10.npz has 12 images, more than 11", folder, accept_unverified=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_damaged_npz_is_one_line_or_sound_columns(data):
     name, content = "train_data_batch_1.npz", bytearray(FILES["npz"]["train_data_batch_1.npz"])

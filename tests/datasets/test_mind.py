@@ -140,9 +140,7 @@ def test_what_cannot_be_used_is_counted_and_spoils_no_other(tmp_path, reason, li
         np.testing.assert_array_equal(there, here)
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([*SKIPPED.values(), *MALFORMED])))
 def test_any_bytes_between_lines_are_survived(tmp_path, garbage):
     lines = [each.replace(b"\n", b" ") + b"\n" for each in garbage]
@@ -175,9 +173,7 @@ def made_up(draw):
     return draw(st.lists(line, min_size=1, max_size=10))
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made_up(), st.data())
 def test_examples_are_those_of_a_plain_loop(tmp_path, lines, data):
     chosen = data.draw(st.sets(st.integers(0, len(lines) - 1), min_size=1).map(sorted))
@@ -215,7 +211,7 @@ def test_examples_are_those_of_a_plain_loop(tmp_path, lines, data):
     assert not evaluation
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 40).map("U{}".format), min_size=1, max_size=60), st.integers(0, 9))
 def test_no_user_has_impressions_in_two_splits(users, seed):
     shares = {"train": 0.8, "held_out": 0.1, "test": 0.1}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcodist.data import load_prepared, manifest
@@ -97,7 +97,6 @@ def test_sources_that_are_no_folder_or_too_large(folder, tmp_path, monkeypatch):
     refused("train-images-idx3-ubyte has more than 1,000 bytes", folder)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_an_array_or_one_line(content):
     try:

@@ -18,7 +18,7 @@ from fedcodist.datasets.primary_labels import (
 MANY = np.random.default_rng(0).integers(0, 20, 40_000)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 12),
     st.integers(1, 6),
@@ -45,7 +45,7 @@ def test_every_row_is_dealt_once_and_never_to_the_wrong_client(labels, clients, 
                 assert primary[client, label] or not primary[:, label].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 10), st.integers(1, 8), st.integers(0, 99), st.data())
 def test_even_assignment_gives_every_label_as_many_clients(labels, clients, seed, data):
     fitting = [n for n in range(1, labels + 1) if clients * n % labels == 0]

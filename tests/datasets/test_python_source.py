@@ -62,7 +62,7 @@ def test_formatted_strings_are_one_token():
     assert code == [["x", "=", STRING, STRING]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=80))
 def test_anything_is_read_or_refused(text):
     try:

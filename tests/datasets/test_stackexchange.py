@@ -184,9 +184,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert peak(large) < peak(small) + 100_000 < large.stat().st_size
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_file_that_is_cut_off_is_told_with_the_position(tmp_path, data):
     whole = dump(tmp_path / "whole", row(1), row(2, "2"), BAD["malformed"]).read_bytes()
@@ -205,9 +203,7 @@ def test_the_post_that_is_cut_is_told(tmp_path):
         read_posts(path)
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=60), max_size=8))
 @example([b"</posts>"])
 def test_any_bytes_between_posts_are_survived(tmp_path, garbage):

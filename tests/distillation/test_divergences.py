@@ -45,7 +45,7 @@ def softmax(logits):
     return shares / shares.sum(-1, keepdims=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS, SEEDS, st.floats(0.1, 5))
 def test_jensen_shannon_is_the_formula(seed, other, scale):
     logits, target = random_logits(seed, scale), softmax(random_logits(other))
@@ -57,7 +57,7 @@ def test_jensen_shannon_is_the_formula(seed, other, scale):
     assert np.all((found >= -1e-6) & (found <= np.log(2) + 1e-6))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS, SEEDS, st.floats(0.1, 5))
 def test_jensen_shannon_does_not_know_who_teaches(seed, other, scale):
     first, second = random_logits(seed, scale), random_logits(other)
@@ -67,7 +67,7 @@ def test_jensen_shannon_does_not_know_who_teaches(seed, other, scale):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS, SEEDS, st.floats(0.1, 5))
 def test_mean_squared_logits_is_the_formula(seed, other, scale):
     """Of one teacher's softmax: the mean squared difference of centred logits."""
@@ -85,7 +85,7 @@ def test_scaled_by_the_temperature_squared_the_temperature_does_not_matter():
 
 
 @BOTH
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.floats(-50, 50, width=32))
 def test_zero_between_equals_and_blind_to_a_constant(name, seed, constant):
     logits = np.clip(random_logits(seed), -3, 3)

@@ -60,7 +60,7 @@ def softmax(logits):
 
 
 @given(st.lists(st.floats(0, 3), min_size=MEMBERS, max_size=MEMBERS), st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_means_are_weighted_means(weights, seed):
     weights[seed % MEMBERS] += 1.0
     ensemble = Ensemble(members(seed), jnp.asarray(weights, jnp.float32))

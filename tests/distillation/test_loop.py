@@ -48,7 +48,7 @@ def _divergence(direction):
 
 
 @DIRECTIONS
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS, SEEDS, st.floats(0.1, 20))
 def test_divergences_are_the_formula_and_not_negative(direction, seed, other, scale):
     logits, target = _random_logits(seed, scale), _probabilities(_random_logits(other))
@@ -62,7 +62,7 @@ def test_divergences_are_the_formula_and_not_negative(direction, seed, other, sc
 
 
 @DIRECTIONS
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS)
 def test_divergence_is_zero_only_between_equals(direction, seed):
     # Within these bounds no class is so unlikely that moving its logit is lost in float32.
@@ -74,7 +74,7 @@ def test_divergence_is_zero_only_between_equals(direction, seed):
 
 
 @DIRECTIONS
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.floats(-50, 50, width=32))
 def test_a_constant_added_to_logits_changes_nothing(direction, seed, constant):
     logits, target = _random_logits(seed), jax.nn.softmax(_random_logits(seed + 1))
@@ -135,7 +135,7 @@ def _two_teacher_target(first, second, initial, temperatures, weights, interpola
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     SEEDS,
     st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)),
@@ -156,7 +156,7 @@ def test_targets_are_the_formula(seed, temperatures, weights, interpolation, own
     np.testing.assert_allclose(np.sum(target, -1), np.ones(4), rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.floats(-30, 30, width=32))
 def test_targets_do_not_see_a_constant_added_to_logits(seed, constant):
     first, second, initial = (_random_logits(seed + i) for i in range(3))

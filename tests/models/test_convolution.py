@@ -50,7 +50,7 @@ def value_and_gradients(function, *arguments):
     return (outputs, *pullback(normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     SHAPES,
     st.integers(1, 5),
@@ -94,7 +94,7 @@ def assert_equals_stock(inputs, kernel, padding):
         assert_close(actual.astype("float64"), expected, tolerance)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(SHAPES, st.booleans(), st.integers(0, 2**31))
 def test_pool_and_its_gradient_equal_the_stock_one_with_ties(shape, ties, seed):
     inputs = normal(seed, *shape)

@@ -56,7 +56,7 @@ def train(variables, x, mask, **attributes):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=7).filter(any),
     st.lists(st.integers(1, 4), max_size=2),
@@ -77,7 +77,7 @@ def test_train_mode_equals_numpy_without_the_padding(mask, space, channels, offs
     assert_trees_close(updates["batch_stats"], running)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     st.lists(st.booleans(), min_size=2, max_size=6).filter(any),
     st.lists(st.integers(1, 3), max_size=2),

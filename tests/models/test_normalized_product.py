@@ -61,7 +61,7 @@ def both_derivatives(variables, x, real, cotangent, is_product, train):
     return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(variables["params"], x)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(shape=SHAPES, seed=st.integers(0, 2**16), data=st.data())
 def test_outputs_gradients_and_averages_are_those_of_the_two_layers(shape, seed, data):
     real = data.draw(hnp.arrays(bool, shape[0]))

@@ -170,7 +170,7 @@ def test_initial_kernels_are_he_normal():
 # The convolution.
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.tuples(st.integers(1, 3), st.integers(2, 4), st.integers(2, 4), st.integers(1, 5)),
     st.integers(1, 5),

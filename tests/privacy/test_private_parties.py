@@ -66,7 +66,7 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(ROWS, st.floats(0.01, 100))
 def test_clipping_rows(rows, clip):
     rows = np.float32(rows)

@@ -151,7 +151,7 @@ def test_every_execution_gives_the_plain_sum_up_to_half_a_step_per_client(bits, 
     assert same(modulo(total, bits), totals[0])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=6),
     st.integers(4, 32),

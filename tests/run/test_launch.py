@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcodist.run import launch
@@ -331,7 +331,6 @@ def shares(cores: set[int], places: int) -> list[list[int]]:
     return list(taken.values())
 
 
-@settings(deadline=None)
 @given(cores=st.sets(st.integers(0, 99), min_size=1, max_size=40), places=st.integers(1, 40))
 def test_every_core_is_in_an_equal_share(cores, places):
     sizes = [len(share) for share in shares(cores, places)]

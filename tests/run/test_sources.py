@@ -183,7 +183,7 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     cohort=st.permutations(range(len(SIZES))),
     clients=st.integers(1, len(SIZES)),

@@ -65,7 +65,7 @@ def test_equals_a_loop_over_sentences():
     np.testing.assert_array_equal(encoded.is_real, TOKENS != 0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=5), st.sampled_from([5, 8, 12]))
 def test_more_padding_changes_nothing(tokens, length):
     params, size = noisy(), len(tokens)

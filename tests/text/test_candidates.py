@@ -26,7 +26,7 @@ def batch_of(others):
     return {"clicked": clicked, "others": padded, "history": history, "client": clicked}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sets(st.integers(1, 30), min_size=1, max_size=WIDTH), min_size=3, max_size=3),
     st.integers(0, 1000),

@@ -49,7 +49,7 @@ def hide(tokens, key=0, positions=None, share=0.15):
     return {name: np.asarray(column) for name, column in batch.items()}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.integers(0, 18), min_size=3, max_size=3),
     st.sampled_from([0.15, 1.0]),

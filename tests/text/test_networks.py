@@ -145,7 +145,7 @@ def padded(array, axis, more):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1000))
 def test_more_padding_never_changes_scores(seed):
     draw, (of_classifier, of_news) = np.random.default_rng(seed), both_params()

@@ -65,7 +65,7 @@ def reference(logits, tokens, expected_length):
     return losses, np.mean(per_token), np.mean(right)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sentences, st.integers(0, 99))
 def test_loss_and_accuracy_equal_a_loop(text, seed):
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ NETWORKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(text=sentences)
 def test_more_padding_changes_nothing(network, text):
     model = language_model(NETWORKS[network], VOCABULARY, 2.5)

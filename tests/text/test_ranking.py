@@ -65,7 +65,7 @@ def mrr_loop(scores, labels):
         ("ndcg_10", lambda scores, labels: ndcg_score([labels], [scores], k=10)),
     ],
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(found=impressions(), seed=st.integers(0, 99))
 def test_metrics_are_the_independent_ones(name, independent, found, seed):
     scores, labels = padded(found, np.random.default_rng(seed))
@@ -79,7 +79,7 @@ def test_metrics_are_the_independent_ones(name, independent, found, seed):
 STATISTICS = {name: jax.jit(statistic) for name, statistic in ranking_metrics().items()}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(found=impressions(), seed=st.integers(0, 99))
 def test_the_order_of_candidates_does_not_matter(found, seed):
     draw = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ def test_impressions_of_one_kind_have_no_weight():
         assert float(metric.compute(accumulator)) == 1.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(found=impressions(), seed=st.integers(0, 99))
 def test_the_loss_is_the_mean_over_clicks_of_the_softmax_of_candidates(found, seed):
     scores, labels = padded(found, np.random.default_rng(seed))

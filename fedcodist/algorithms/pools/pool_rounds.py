@@ -102,8 +102,10 @@ def train_pools(
             members,
         )
         if drawn is not None:
+            # Beyond the bound on their number, see `PoissonCohort`.
             left_out = jnp.maximum(drawn - len(cohort.clients), 0)
-            trained[name].metrics["clients_left_out"] = left_out
+            metrics = trained[name].metrics | {"clients_left_out": left_out}
+            trained[name] = trained[name]._replace(metrics=metrics)
     return by_pool(trained)
 
 

@@ -135,7 +135,7 @@ def test_identical_clients_equal_one_client():
     _assert_params_close(three.params, one.params)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, CAPACITY), min_size=4, max_size=4), st.integers(0, 2**31 - 1))
 def test_one_full_batch_step_is_one_centralised_step(sizes, seed):
     """The example-weighted mean of the clients' gradients is the mean gradient of all examples."""
@@ -208,7 +208,7 @@ def test_batch_statistics_are_the_clients_own_until_their_weighted_mean_is_taken
     _assert_params_close(together, mean, rtol=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.permutations(range(4)),
     st.lists(st.integers(1, CAPACITY), min_size=4, max_size=4),
@@ -225,7 +225,7 @@ def test_order_of_clients_does_not_matter(order, sizes):
     np.testing.assert_allclose(shuffled_losses, losses[np.array(order)], rtol=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 4), st.integers(1, CAPACITY), st.integers(0, 1000))
 def test_duplicating_a_data_set_doubles_its_weight(size, other_size, seed):
     """Full batches: the client's own update stays what it was."""

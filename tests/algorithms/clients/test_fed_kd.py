@@ -376,7 +376,7 @@ LOGITS = st.lists(st.floats(-5, 5), min_size=2 * CLASSES, max_size=2 * CLASSES).
 
 
 @given(LOGITS, LOGITS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_swapped_roles_swap_the_losses(first, second):
     one, other = logits_of(first, second), logits_of(second, first)
     np.testing.assert_allclose(one.teacher, other.student, rtol=1e-9)
@@ -384,7 +384,7 @@ def test_swapped_roles_swap_the_losses(first, second):
 
 
 @given(LOGITS, LOGITS, st.floats(0.1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_twice_the_task_losses_halve_the_rest(first, second, task):
     once, twice = (np.full(2, factor * task) for factor in (1, 2))
     rest = logits_of(first, second, task=once).teacher - once

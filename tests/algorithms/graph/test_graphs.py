@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcodist.algorithms.graph import graphs
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 
 
 @st.composite

@@ -49,7 +49,7 @@ def put(bank, slots, clients, round):
             bank[slot] = (int(client), round)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs())
 def test_pools_hold_neighbours_checkpoints_of_the_time_they_came(run):
     groups, graph, checkpoints_per_client, rounds, _ = run

@@ -24,7 +24,7 @@ from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 BATCH, CLASSES, WIDTH = 4, 3, 5
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=10)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -309,7 +309,7 @@ def entropy(p):
 
 
 @given(st.sampled_from([2, 3, 12]), st.floats(0.51, 0.9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sharpening_lowers_the_entropy_of_peaked_probabilities(classes, peak):
     """At T = 0.1 the mean is sharpened; at a large T it becomes uniform."""
     mean = np.full(classes, (1 - peak) / (classes - 1))

@@ -488,7 +488,7 @@ def test_a_constant_added_to_a_partys_logits_moves_everybody():
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_digests_loss_is_a_mean_over_classes(rows, classes, seed):
     left, right = np.random.default_rng(seed).normal(size=(2, rows, classes))
     found = mean_absolute_error(jnp.asarray(left), jnp.asarray(right))
@@ -511,7 +511,7 @@ def test_the_alignment_subset_of_cifar10_has_500_of_every_class():
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_stratified_sample_has_rounded_shares(labels, data):
     labels = np.array(labels)
     count = data.draw(st.integers(1, len(labels)))

@@ -150,7 +150,7 @@ def test_without_steps_it_is_fed_avg():
 
 
 @given(st.integers(0, 1000), st.floats(0.1, 0.9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sharpening_lowers_the_entropy_and_keeps_the_order(seed, temperature):
     p = softmax(np.random.default_rng(seed).normal(size=(4, 5)))
     found = np.asarray(sharpened(jnp.asarray(p, jnp.float32), temperature))

@@ -44,7 +44,7 @@ def groups(algorithm, round, key=0):
     return {name: sorted(clients.tolist()) for name, clients in found.items()}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sampled_from([(1, 6), (3, 6), (2, 4)]), st.integers(0, 3), st.integers(0, 99))
 def test_in_k_rounds_no_client_trains_a_model_twice(sizes, block, key):
     """Of all clients each trains every model once."""

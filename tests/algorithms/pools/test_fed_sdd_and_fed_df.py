@@ -377,7 +377,7 @@ def selecting(num_models):
 
 
 @given(st.sampled_from([1, 2, 5]), st.integers(0, 1000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_groups_divide_the_cohort(num_models, round):
     clients = selecting(num_models)(round)
     parts = [np.asarray(part).tolist() for part in clients.values()]
@@ -685,7 +685,7 @@ def test_variates_of_clients_who_are_dropped_count():
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.integers(2, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_best_teacher_always_stays(percent, classes):
     accuracy = [each / 100 for each in percent]
     weights = np.asarray(without_worst(jnp.asarray(accuracy, jnp.float32), classes))

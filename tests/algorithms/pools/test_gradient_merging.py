@@ -34,7 +34,7 @@ def _times(factor, tree):
     return jax.tree.map(lambda leaf: factor * np.asarray(leaf, np.float64), tree)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS, ALPHAS, SCALES, SCALES)
 def test_the_distillation_part_has_its_share_of_the_length(seed, alpha, scale, other_scale):
     gradient, direction = _random_tree(seed, scale), _random_tree(seed + 1, other_scale)
@@ -53,7 +53,7 @@ def test_the_distillation_part_has_its_share_of_the_length(seed, alpha, scale, o
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, ALPHAS)
 def test_the_formula(seed, alpha):
     gradient, direction = _random_tree(seed), _random_tree(seed + 1, 0.01)
@@ -65,7 +65,7 @@ def test_the_formula(seed, alpha):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, ALPHAS, st.floats(1e-3, 1e3))
 def test_the_length_of_the_direction_does_not_matter(seed, alpha, factor):
     gradient, direction = _random_tree(seed), _random_tree(seed + 1)

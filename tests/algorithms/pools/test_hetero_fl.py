@@ -206,7 +206,7 @@ def test_smaller_levels_lie_within_larger_ones():
     labels=st.lists(st.integers(0, CLASSES - 1), min_size=0, max_size=6),
     before=st.integers(0, 3),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_classes_are_those_of_a_clients_own_examples(labels, before):
     column = jnp.asarray([0, 1, 2][:before] + labels + [0, 1, 2], jnp.int32)
     size = jnp.int32(len(labels))

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -598,7 +597,6 @@ def made_up_record(number, run, small_rate, large_rate, rounds, seed, alpha):
     )
 
 
-@hypothesis_settings(deadline=None)
 @given(made_up_runs)
 def test_gains_are_between_runs_of_equal_settings_of_the_run_that_is_shown(runs):
     read = [made_up_record(number, *run) for number, run in enumerate(runs)]

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.studies import schedule as module
@@ -12,7 +12,6 @@ from experiments.studies.schedule import MAIN, duration, schedule, timeline
 SECONDS = st.floats(0, 100) | st.integers(0, 5).map(float)
 
 
-@settings(deadline=None)
 @given(
     st.lists(SECONDS, min_size=1, max_size=5),
     SECONDS,
@@ -42,7 +41,6 @@ def test_nothing_begins_before_what_it_needs(clients, distillation, rounds, over
         assert len(busy) <= at_once
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 50), st.integers(0, 300), st.integers(1, 6))
 def test_one_client_at_a_time_in_closed_form(models, seconds, distillation, rounds):
     clients = [float(seconds)] * models
