@@ -21,7 +21,7 @@ import jax
 import pytest
 
 # A machine that does other work too takes seconds where an idle one takes milliseconds.
-hypothesis.settings.register_profile("any machine")
+hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 # Tracing makes millions of objects that stay. With Python's own threshold a tenth of the suite's time
