@@ -21,8 +21,14 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split
-from fedcodist.run.programs import AXIS, build_programs, replicate
-from fedcodist.run.sources import resident_data
+from fedcodist.run.programs import (
+    AXIS,
+    build_programs,
+    replicate,
+    stacked_metrics,
+    unstacked_metrics,
+)
+from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -314,3 +320,70 @@ def test_evaluation_on_eight_devices_is_evaluation_on_one(evaluations):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), results[8], results[None]
     )
     assert np.isnan(results[8]["test"]["small"]["accuracy_per_label"][:, 2]).all()
+
+
+def test_metrics_are_stacked_by_shape_and_type_and_come_back():
+    metrics = {
+        "b/loss": jnp.float32(1.5),
+        "a/loss": jnp.float32(2.5),
+        "a/steps": jnp.int32(3),
+        "a/spectrum": jnp.arange(4.0),
+    }
+    stacked = stacked_metrics(metrics)
+    assert {names: values.shape for names, values in stacked.items()} == {
+        ("b/loss", "a/loss"): (2,),
+        ("a/steps",): (1,),
+        ("a/spectrum",): (4, 1),
+    }
+    back = unstacked_metrics(stacked)
+    assert back.keys() == metrics.keys()
+    for name, value in metrics.items():
+        assert back[name].dtype == value.dtype
+        np.testing.assert_array_equal(back[name], value)
+
+
+def test_models_of_one_network_are_evaluated_as_each_alone():
+    """Two pools of one network, and one of another that has as many parameters in other shapes."""
+    method = pools()["small"].method
+    three = {name: Pool(method, np.arange(0, 5), 3) for name in ("first", "second")}
+    three["other"] = pools()["large"]
+    together = independent_pools(three, federated().columns)
+    programs, seeds = build_programs(together, ROUNDS), np.arange(2, dtype=np.uint32)
+    state = programs.init(seeds)
+    split = {"test": evaluation_split(federated())}
+    found = programs.evaluate(state, split)["test"]
+    assert list(found) == sorted(three)
+    assert not np.allclose(found["first"]["loss"], found["second"]["loss"])
+    for name, pool in three.items():
+        alone = independent_pools({name: pool}, federated().columns)
+        part = {name: state[name]}
+        expected = build_programs(alone, ROUNDS).evaluate(part, split)["test"][name]
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[name], expected
+        )
+
+
+def test_what_cohorts_share_they_share_within_transformations():
+    algorithm_, data = (
+        algorithm("merged"),
+        resident_data(federated(), {"unlabelled": {"image": UNLABELLED}}),
+    )
+    inputs = data.read(algorithm_.select(0, jax.random.key(0)))
+    seen = []
+
+    def look(inputs):
+        seen.append([cohort.columns for cohort in inputs.cohorts.values()])
+        return inputs
+
+    for transform in (
+        jax.jit,
+        lambda f: lambda x: jax.eval_shape(f, x),
+        lambda f: jax.jit(jax.jit(f)),
+    ):
+        after = transform(look)(inputs)
+        seen.append([cohort.columns for cohort in after.cohorts.values()])
+    assert all(first is second for first, second in seen)
+    # Streamed cohorts, whose examples lie in buffers of their own, do not.
+    apart = StreamedData(federated(), data_sets).read(jax.tree.map(np.asarray, selection))
+    jax.jit(look)(apart)
+    assert seen[-1][0] is not seen[-1][1]

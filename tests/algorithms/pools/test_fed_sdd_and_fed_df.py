@@ -37,6 +37,7 @@ from fedcodist.distillation.ensembles import without_worst
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP
+from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.experiment import Experiment, check_experiment
 from fedcodist.run.programs import AXIS, build_programs, replicate
 from fedcodist.run.sources import StreamedData, resident_data
@@ -240,6 +241,8 @@ def test_groups_of_one_program_are_groups_trained_one_by_one():
 
 
 def test_more_models_are_no_longer_program():
+    """Neither of training nor of evaluation: a matrix product stands there once for all models."""
+
     def products(num_models):
         algorithm = sdd(num_models=num_models)
         programs = build_programs(algorithm, ROUNDS)
@@ -248,8 +251,13 @@ def test_more_models_are_no_longer_program():
         state = jax.eval_shape(programs.init, np.zeros(1, np.uint32))
         hyper = jax.tree.map(jnp.float32, algorithm.hyper)
         states = device_client_states(algorithm.client_states, 1)
-        lowered = programs.train.lower(state, states, np.zeros(1, np.uint32), 0, 1, hyper, data)
-        return lowered.as_text().count("dot_general")
+        seeds = np.zeros(1, np.uint32)
+        splits = {"test": evaluation_split(federated())}
+        programs_of = (
+            programs.train.lower(state, states, seeds, 0, 1, hyper, data),
+            programs.evaluate.lower(state, splits),
+        )
+        return [lowered.as_text().count("dot_general") for lowered in programs_of]
 
     assert products(5) == products(2)
 
