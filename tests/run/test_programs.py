@@ -363,12 +363,28 @@ def test_models_of_one_network_are_evaluated_as_each_alone():
         )
 
 
-def test_what_cohorts_share_they_share_within_transformations():
-    algorithm_, data = (
-        algorithm("merged"),
-        resident_data(federated(), {"unlabelled": {"image": UNLABELLED}}),
+def test_a_network_of_two_precisions_is_evaluated_twice():
+    """Stacked with the float32 ones, weights of bfloat16 would be float32."""
+    alone = independent_pools({"small": pools()["small"]}, federated().columns)
+    predictor = alone.predictors["small"]
+    half = lambda state: jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16), predictor.variables(state)
     )
-    inputs = data.read(algorithm_.select(0, jax.random.key(0)))
+    both = alone._replace(
+        predictors={"small": predictor, "half": predictor._replace(variables=half)}
+    )
+    seeds, split = np.arange(1, dtype=np.uint32), {"test": evaluation_split(federated())}
+    state = build_programs(alone, ROUNDS).init(seeds)
+    lowered = build_programs(both, ROUNDS).evaluate.lower(state, split).as_text()
+    assert lowered.count("dot_general") == 4
+    found = build_programs(both, ROUNDS).evaluate(state, split)["test"]
+    assert found["half"]["loss"] != found["small"]["loss"]
+
+
+def test_what_cohorts_share_they_share_within_transformations():
+    data_sets = {"unlabelled": {"image": UNLABELLED}}
+    selection = algorithm("merged").select(0, jax.random.key(0))
+    inputs = resident_data(federated(), data_sets).read(selection)
     seen = []
 
     def look(inputs):
