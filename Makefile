@@ -50,6 +50,7 @@ docs: $(INSTALLED)
 
 # Measures everything anew, writes BENCHMARKS.md and prints it.
 bench: $(INSTALLED)
+	$(BIN)/python benchmarks/time_to_result.py
 	$(BIN)/python benchmarks/fedavg_cnn.py --results results/benchmarks
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/breakdown.py

@@ -136,14 +136,36 @@ def plots(found: Sequence[Record]) -> dict[Path, Callable[[], Any]]:
         _plot_path(record): functools.partial(distillation_cost.plot, record)
         for record in found
         if record["kind"] == distillation_cost.KIND
+    } | {
+        _plot_path(own[0]): functools.partial(time_to_result.plot, own)
+        for own in _waits(found).values()
     }
+
+
+def _waits(found: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records of times to the result, by device, in the order of workloads."""
+    order = list(DESCRIPTIONS)
+    waits = [record for record in found if record["kind"] == time_to_result.KIND]
+    if unknown := [r["measured"] for r in waits if r["measured"] not in DESCRIPTIONS]:
+        raise ValueError(f"a record's workload is {unknown[0]!r}, not one of {order}.")
+    waits.sort(key=lambda record: order.index(record["measured"]))
+    devices = dict.fromkeys(record["device"] for record in waits)
+    return {device: [r for r in waits if r["device"] == device] for device in devices}
 
 
 def render(found: Sequence[Record], notes: str = "") -> str:
     """The whole page; the same records give the same text."""
     parts = [HEADER]
+    for device, own in _waits(found).items():
+        parts += [f"## Time to the result: {device}", *waiting(own)]
     for device in dict.fromkeys(record["device"] for record in found):
-        own = [record for record in found if record["device"] == device]
+        own = [
+            record
+            for record in found
+            if record["device"] == device and record["kind"] != time_to_result.KIND
+        ]
+        if not own:
+            continue
         parts += [f"## {device}", *_device(own)]
     if not found:
         parts.append(NOTHING)
@@ -166,7 +188,6 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             scale.KIND,
             distillation_cost.KIND,
             svd_cost.KIND,
-            time_to_result.KIND,
         )
     }
     if unknown := [record for record in found if record["kind"] not in by_kind]:
@@ -196,7 +217,6 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Where the time goes", breakdown.KIND, parts),
         ("Cold start", cold_start.KIND, starts),
         ("Size of a round's program", program_size.KIND, sizes),
-        ("Time to the result", time_to_result.KIND, results),
         ("Evaluating and logging", overhead.KIND, looking),
         ("Scale", scale.KIND, growth),
         ("Distillation with more clients", distillation_cost.KIND, teaching),
@@ -252,18 +272,41 @@ def programs(record: Record) -> str:
     return _table(headings, rows, texts=2)
 
 
-def results(record: Record) -> Iterable[str]:
-    """Cold starts to the end of some rounds, a row per workload."""
+def waiting(found: Sequence[Record]) -> Iterable[str]:
+    """Times to the result and memory on one device, a row per workload."""
+    rounds = "; ".join(sorted({f"{record['rounds']} rounds" for record in found}))
     yield (
-        f"From the start of a program to its end after {record['rounds']} rounds, with imports, reading "
-        "of data and compilation, in seconds; nothing is found compiled, and nothing is evaluated. The "
-        f"ratio is {HTFLLIB}'s time by ours within a turn."
+        f"From the start of a program to its end after {rounds}, with imports, reading of data and "
+        "compilation. In a *cold* start nothing is found compiled. *Again* is the next start, which "
+        "reads the compiled programs that ours keeps on disk; the peers keep none. Nothing is "
+        "evaluated. Each program has its fastest division of the cores. Ratios are of cold starts."
     )
-    rows = []
-    for workload, own in record["seconds"].items():
-        ratios = [theirs / ours for ours, theirs in zip(own[OURS], own[HTFLLIB], strict=True)]
-        rows.append([workload, *(_over(times) for times in (own[OURS], own[HTFLLIB], ratios))])
-    yield _table(["workload", f"{OURS}, s", f"{HTFLLIB}, s", "ratio"], rows)
+    yield f"![Times to the result]({_plot_path(found[0]).as_posix()})"
+    measured = {name for r in found for name, own in r["programs"].items() if "cold" in own}
+    peers = [name for name in PROGRAMS if name in measured and name != OURS]
+    times, peaks = [], []
+    for record in found:
+        own = record["programs"]
+        ours = [_over(own[OURS]["cold"]), _over(own[OURS]["warm"])]
+        times.append([record["measured"], *ours, *(_waited(record, peer) for peer in peers)])
+        memory = [_peak(own[name]) if name in own else "" for name in (OURS, *peers)]
+        peaks.append([record["measured"], *memory])
+    ratios = [f"{peer} / ours" for peer in peers]
+    yield _table(["workload", f"{OURS} cold, s", "again, s", *ratios], times)
+    yield "Peak resident memory of all processes of a program together, MB."
+    yield _table(["workload", OURS, *peers], peaks)
+    yield from dict.fromkeys(origin(record) for record in found)
+
+
+def _waited(record: Record, peer: str) -> str:
+    own = record["programs"].get(peer, {})
+    if "error" in own:
+        return own["error"].split(":")[0]
+    return _over(time_to_result.ratios(record, peer)) if own else ""
+
+
+def _peak(own: Mapping[str, Any]) -> str:
+    return own["error"].split(":")[0] if "error" in own else f"{own['peak_mb']:,.0f}"
 
 
 def agreement(record: Record) -> Iterable[str]:
@@ -579,7 +622,7 @@ def _matrices(record: Record) -> Iterable[str]:
 
 def _plot_path(record: Record) -> Path:
     device = re.sub(r"[^a-z0-9]+", "_", record["device"].lower()).strip("_")
-    return PLOTS / f"distillation_cost_{device}.png"
+    return PLOTS / f"{record['kind']}_{device}.png"
 
 
 def origin(record: Record) -> str:

@@ -27,7 +27,7 @@ import machine
 from peers import measuring
 from peers import workload as work
 
-from fedcodist.run import launch
+from fedcodist.run import compilation_cache, launch
 
 SEED = 0
 PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
@@ -50,6 +50,7 @@ def main() -> int:
         measuring.limit_cores(arguments.processes * arguments.threads)
         return launch.supervise([sys.executable, *sys.argv], arguments.processes)
     launch.join()
+    compilation_cache.cache_compilations()  # as `fedcodist run` does
     if arguments.accelerator and machine.accelerator() is None:
         print("error: --accelerator: JAX finds none.", file=sys.stderr)
         return 2

@@ -555,7 +555,7 @@ def run(
     repetitions: int = 1,
     save_weights: Path | None = None,
     first_rounds: int = 1,
-    environment: Mapping[str, str] = {},
+    cache: str | None = None,
 ) -> dict[str, Any]:
     """Runs a program to its end; returns its line of JSON, or raises ProgramFailed.
 
@@ -566,7 +566,7 @@ def run(
       repetitions: that are timed, of `job.rounds` each.
       save_weights: the file for weights, where they are to be compared.
       first_rounds: before them.
-      environment: variables besides those of this process.
+      cache: a folder for compiled programs; without one nothing is found compiled.
     """
     command = [
         *program.command,
@@ -586,12 +586,15 @@ def run(
     hidden = {} if job.accelerator else {"CUDA_VISIBLE_DEVICES": ""}
     if job.accelerator:
         command.append("--accelerator")
+    inherited = {
+        key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"
+    }
     try:
-        with child_processes.none_left():
+        with child_processes.none_left(), tempfile.TemporaryDirectory() as empty:
             done = child_processes.run(
                 command,
                 TIME_LIMIT,
-                env=os.environ | hidden | dict(environment),
+                env=inherited | hidden | {"XDG_CACHE_HOME": cache or empty},
                 text=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -1,39 +1,60 @@
-"""How long one waits for a result: from a cold start to the end of 20 rounds, ours and HtFLlib.
+"""How long one waits for a result: from the start of a program to the end of 20 rounds, ours and peers.
 
-    HTFLLIB=... python benchmarks/time_to_result.py [--workload htfl_fd ...] [--turns 3]
+    python benchmarks/time_to_result.py [--workload digits fed_kd ...] [--turns 3]
 
-Each program starts in new processes, in turn, imports what it needs, reads the data, compiles where it
-does, and trains the workloads htfl_* for 20 rounds. No program finds anything compiled. Evaluation is
-left out of all. Written to results/benchmarks/; peers/htfllib/program.py says how HtFLlib is fetched.
+In each turn every program starts in new processes, imports what it needs, reads the data, compiles
+where it does, and trains a workload of side_by_side.py for 20 rounds. Nothing is found compiled. Ours
+starts once more right after that, with the programs that it has kept on disk; the peers keep none.
+Evaluation is left out of all. All programs run with each division of all cores into processes and
+threads in every turn, and the division with the lowest median counts.
+
+Written to results/benchmarks/, a record for each workload as soon as it is measured. Workloads htfl_*
+are left out unless named or HTFLLIB is set: peers/htfllib/program.py says how HtFLlib is fetched.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import live_line
 import machine
 import records
 import side_by_side
-from side_by_side import HTFL, HTFLLIB, OURS, PROGRAMS, Job, Program, ProgramFailed, Setting
+from side_by_side import HTFL, OURS, PROGRAMS, Job, Program, ProgramFailed, Setting
 
 from fedcodist.core import child_processes
 
-KIND = RECORD = "time_to_result"
+KIND = "time_to_result"
 ROUNDS = 20
 
 
+class Start(NamedTuple):
+    """A program from its start to its end.
+
+    Attributes:
+      seconds: with imports, data and compilation.
+      peak_mb: resident memory of all its processes.
+    """
+
+    seconds: float
+    peak_mb: float
+
+
 def main() -> int:
-    """Measures one workload after another; returns 2 where HtFLlib is not there."""
+    """Measures one workload after another; returns 1 where ours fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", nargs="+", choices=HTFL, default=list(HTFL))
+    known = list(side_by_side.ROUNDS)
+    usual = [name for name in known if name not in HTFL or os.environ.get("HTFLLIB")]
+    parser.add_argument("--workload", nargs="+", choices=known, default=usual)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--results", type=Path, default=records.FOLDER)
@@ -41,70 +62,150 @@ def main() -> int:
     for name in ("turns", "rounds"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
-    programs = {name: PROGRAMS[name] for name in (OURS, HTFLLIB)}
-    for name, program in programs.items():
-        if hindrance := program.hindrance(arguments.workload[0]):
-            print(f"error: {name}: {hindrance}", file=sys.stderr)
-            return 2
-    try:
-        seconds = {
-            workload: measure(programs, workload, arguments.turns, arguments.rounds)
-            for workload in arguments.workload
+    for workload in arguments.workload:
+        job = side_by_side.make_job(workload, arguments.turns)._replace(rounds=arguments.rounds)
+        try:
+            measured = measure(PROGRAMS, job)
+        except ProgramFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        record = {
+            # side_by_side.py's records have the workload's own name.
+            **records.common(f"{KIND}_{workload}", KIND),
+            "measured": workload,
+            "rounds": arguments.rounds,
+            "programs": measured,
         }
-    except ProgramFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    record = {
-        **records.common(RECORD, KIND),
-        "cores": machine.cores(),
-        "rounds": arguments.rounds,
-        "seconds": seconds,
-    }
-    print(table(record))
-    records.write(record, arguments.results)
+        print(table(record), flush=True)
+        records.write(record, arguments.results)
     return 0
 
 
-def measure(
-    programs: Mapping[str, Program], workload: str, turns: int, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds of every turn, by program. Raises ProgramFailed where one does not end well."""
-    job, setting = side_by_side.make_job(workload, turns), Setting(1, machine.cores())
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(turns):
-        for name, program in programs.items():
-            try:
-                seconds[name].append(seconds_of(program, job, setting, rounds))
-            except ProgramFailed as error:
-                raise ProgramFailed(f"{name}: {error}") from error
-    return seconds
+def measure(programs: Mapping[str, Program], job: Job) -> dict[str, dict[str, Any]]:
+    """Starts all programs in turn with each of their settings.
+
+    Returns:
+      By program its best `setting`, `cold` seconds of every turn and `peak_mb`, and of ours `warm`
+      seconds; or the `error` of a program that did not run.
+
+    Raises:
+      ProgramFailed: ours does not end well.
+    """
+    measured: dict[str, dict[str, Any]] = {}
+    starts: dict[str, dict[Setting, list[list[Start]]]] = {}
+    for name, program in programs.items():
+        if hindrance := program.hindrance(job.workload):
+            measured[name] = {"error": hindrance}
+        else:
+            starts[name] = {setting: [] for setting in settings(machine.cores(), program.several)}
+    for turn in range(job.turns):
+        for name, by_setting in starts.items():
+            for setting, own in by_setting.items():
+                what = f"{job.workload}: turn {turn + 1} of {job.turns}, {name}"
+                try:
+                    with live_line.showing(what):
+                        own.append(start(programs[name], job, setting, twice=name == OURS))
+                except ProgramFailed as error:
+                    if name == OURS:
+                        raise ProgramFailed(f"{name}: {error}") from error
+                    print(f"{name} failed in turn {turn + 1}: {error}", file=sys.stderr)
+                    measured[name] = {"error": str(error)}
+        starts = {name: own for name, own in starts.items() if name not in measured}
+    return {name: measured.get(name) or best(starts[name]) for name in programs}
 
 
-def seconds_of(program: Program, job: Job, setting: Setting, rounds: int) -> float:
-    """From a program's start to its end, with nothing compiled before."""
+def settings(cores: int, several: bool) -> list[Setting]:
+    """Every division of all cores into processes and threads."""
+    processes = [count for count in range(1, cores + 1) if cores % count == 0]
+    return [Setting(count, cores // count) for count in (processes if several else [1])]
+
+
+def start(program: Program, job: Job, setting: Setting, twice: bool) -> list[Start]:
+    """Starts a program with nothing compiled before, and perhaps again with what that one kept."""
     with tempfile.TemporaryDirectory() as folder:
-        cache = {"XDG_CACHE_HOME": folder, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        started = time.perf_counter()
-        side_by_side.run(
-            program,
-            job._replace(rounds=rounds),
-            setting,
-            repetitions=0,
-            first_rounds=rounds,
-            environment=cache,
-        )
-        return time.perf_counter() - started
+        return [start_once(program, job, setting, folder) for _ in range(1 + twice)]
+
+
+def start_once(program: Program, job: Job, setting: Setting, cache: str) -> Start:
+    """From a program's start to its end; compiled programs are kept in `cache`."""
+    started = time.perf_counter()
+    line = side_by_side.run(
+        program, job, setting, repetitions=0, first_rounds=job.rounds, cache=cache
+    )
+    return Start(time.perf_counter() - started, line["peak_rss_mb"])
+
+
+def best(starts: Mapping[Setting, Sequence[Sequence[Start]]]) -> dict[str, Any]:
+    """The figures of the setting whose cold starts have the lowest median."""
+    setting, own = min(
+        starts.items(), key=lambda item: statistics.median(turn[0].seconds for turn in item[1])
+    )
+    found = {
+        "setting": setting._asdict(),
+        "cold": [turn[0].seconds for turn in own],
+        "peak_mb": max(turn[0].peak_mb for turn in own),
+    }
+    if len(own[0]) > 1:
+        found["warm"] = [turn[1].seconds for turn in own]
+    return found
+
+
+def ratios(record: Mapping[str, Any], name: str) -> list[float]:
+    """A program's cold start by ours, of every turn."""
+    programs = record["programs"]
+    pairs = zip(programs[name]["cold"], programs[OURS]["cold"], strict=True)
+    return [theirs / ours for theirs, ours in pairs]
+
+
+def plot(measured: Sequence[Mapping[str, Any]]):
+    """Each peer's cold start by ours, a line for each workload of the records."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    from fedcodist.report.styles import COLOURS, MARKERS
+
+    figure = Figure(figsize=(6.4, 1.4 + 0.28 * len(measured)), layout="constrained")
+    axis = figure.subplots()
+    peers = [name for name in PROGRAMS if name != OURS]
+    for number, peer in enumerate(peers):
+        points = [
+            (statistics.median(ratios(record, peer)), line)
+            for line, record in enumerate(measured)
+            if "cold" in record["programs"].get(peer, {})
+        ]
+        if points:
+            style = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 6}
+            axis.plot(*zip(*points, strict=True), linestyle="none", label=peer, **style)
+    axis.axvline(1, color="0.3", linewidth=0.8)
+    axis.set_xscale("log")
+    for which in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        which(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_xlabel("Time to the result, by that of fedcodist")
+    axis.set_yticks(range(len(measured)), [record["measured"] for record in measured])
+    axis.set_ylim(len(measured) - 0.5, -0.5)
+    axis.grid(axis="y", color="0.9", linewidth=0.8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper center", ncols=5)
+    return figure
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Medians, and how often HtFLlib's is ours, for people."""
-    lines = [f"{record['device']}, {record['rounds']} rounds from a cold start, seconds"]
-    lines.append(f"{'':<18}{OURS:>12}{HTFLLIB:>12}{'ratio':>8}{'min':>8}{'max':>8}")
-    for workload, own in record["seconds"].items():
-        ratios = [theirs / ours for ours, theirs in zip(own[OURS], own[HTFLLIB], strict=True)]
-        medians = "".join(f"{statistics.median(own[name]):12.1f}" for name in (OURS, HTFLLIB))
-        spread = (statistics.median(ratios), min(ratios), max(ratios))
-        lines.append(f"{workload:<18}{medians}{''.join(f'{ratio:8.2f}' for ratio in spread)}")
+    """A workload's medians, and how often a peer's is ours, for people."""
+    lines = [
+        f"\n{record['measured']}: {record['device']}, {record['rounds']} rounds from a cold start",
+        f"{'':<14}{'cold, s':>10}{'warm, s':>10}{'ratio':>8}{'min':>8}{'max':>8}{'peak, MB':>10}",
+    ]
+    for name, own in record["programs"].items():
+        if "error" in own:
+            lines.append(f"{name:<14}  {own['error']}")
+            continue
+        warm = f"{statistics.median(own['warm']):10.1f}" if "warm" in own else f"{'':10}"
+        found = ratios(record, name)
+        spread = (statistics.median(found), min(found), max(found))
+        lines.append(
+            f"{name:<14}{statistics.median(own['cold']):10.1f}{warm}"
+            f"{''.join(f'{ratio:8.2f}' for ratio in spread)}{own['peak_mb']:10.0f}"
+        )
     return "\n".join(lines)
 
 

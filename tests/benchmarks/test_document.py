@@ -415,14 +415,59 @@ def test_benchmarks_md_is_up_to_date():
     assert document.main(["--check"]) == 0
 
 
-def test_time_to_a_result_is_shown_with_its_ratio():
-    seconds = {"htfl_fd": {"fedcodist": [10.0, 12.0, 11.0], "htfllib": [30.0, 48.0, 22.0]}}
-    record = common("time_to_result", "time_to_result", rounds=20, cores=2, seconds=seconds)
-    text = document.render([record], "")
-    assert "### Time to the result" in text and "after 20 rounds" in text
-    (row,) = [line for line in text.splitlines() if line.startswith("| htfl_fd")]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:] == ["11.0 (10.0 to 12.0)", "30.0 (22.0 to 48.0)", "3.00 (2.00 to 4.00)"]
+def waited(workload="digits", **more):
+    setting = {"processes": 1, "threads": 2}
+    programs = {
+        "fedcodist": {"setting": setting, "cold": [10.0, 12.0, 11.0], "warm": [3.0, 4.0, 5.0]},
+        "torch_loop": {"setting": setting, "cold": [30.0, 48.0, 22.0]},
+        "fedjax": {"error": NOT_SUPPORTED},
+        "pfl_research": {"error": "not installed: make bench-peers"},
+    }
+    for own in programs.values():
+        if "cold" in own:
+            own["peak_mb"] = 1234.5
+    kind = "time_to_result"
+    return common(
+        f"{kind}_{workload}", kind, measured=workload, rounds=20, programs=programs, **more
+    )
+
+
+def test_times_to_the_result_lead_the_page():
+    text = document.render([compared(), waited("mhd"), waited("digits")], "")
+    assert text.index("## Time to the result") < text.index("### Side by side")
+    assert (
+        "after 20 rounds" in text
+        and "(docs/benchmarks/time_to_result_some_cpu_2_cores.png)" in text
+    )
+    rows = [line for line in text[: text.index("### Side by side")].splitlines() if "| " in line]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert cells[0][-1] == "torch_loop / ours"  # of peers that were measured
+    assert [row[0] for row in cells if row[0] in ("digits", "mhd")] == 2 * ["digits", "mhd"]
+    assert cells[2][1:] == ["11.0 (10.0 to 12.0)", "4.00 (3.00 to 5.00)", "3.00 (2.00 to 4.00)"]
+    assert cells[-1] == ["mhd", "1,234", "1,234"]
+
+
+def test_a_machine_with_times_to_the_result_alone_has_one_section():
+    text = document.render([waited()], "")
+    assert re.findall("^## .*", text, re.MULTILINE) == [f"## Time to the result: {CPU}"]
+
+
+def test_an_unknown_workload_of_a_time_to_the_result_is_named():
+    with pytest.raises(ValueError, match="a record's workload is 'chess', not one of"):
+        document.render([waited("chess")], "")
+
+
+def test_times_to_the_result_are_drawn_once_per_machine():
+    found = [waited("mhd"), waited("digits"), waited("digits", device=GPU)]
+    drawn = document.plots(found)
+    assert [path.name for path in drawn] == [
+        "time_to_result_some_cpu_2_cores.png",
+        "time_to_result_1_x_some_gpu.png",
+    ]
+    (axis,) = next(iter(drawn.values()))().axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["digits", "mhd"]
+    points = [line for line in axis.lines if line.get_label() == "torch_loop"]
+    assert points[0].get_xdata() == pytest.approx([3.0, 3.0])
 
 
 def test_a_check_against_htfllib_says_so():

@@ -1,4 +1,4 @@
-"""Cold starts to the end of some rounds, with stand-in programs."""
+"""Starts to the end of some rounds, with stand-in programs."""
 
 import json
 import sys
@@ -6,80 +6,107 @@ import sys
 import pytest
 
 from benchmarks import side_by_side, time_to_result
-from benchmarks.side_by_side import HTFLLIB, OURS, Program
+from benchmarks.side_by_side import OURS, Program
 
 LOGS = """
 import json, os, pathlib, sys, time
-log = pathlib.Path({log!r})
-with open(log, "a") as file:
-    caches = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "JAX_ENABLE_COMPILATION_CACHE")]
-    file.write(json.dumps([{name!r}, sys.argv[1:], caches]) + "\\n")
+cache = pathlib.Path(os.environ["XDG_CACHE_HOME"])
+found = [path.name for path in cache.iterdir()]
+(cache / "compiled").touch()
+with open({log!r}, "a") as file:
+    file.write(json.dumps([{name!r}, sys.argv[1:], str(cache), found]) + "\\n")
 if {fails}:
     sys.exit("out of memory")
 time.sleep({seconds})
-print(json.dumps({{"peer": {name!r}}}))
+print(json.dumps({{"peer": {name!r}, "peak_rss_mb": 100.0}}))
 """
+PEER = "torch_loop"
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     log = tmp_path / "log"
 
-    def put(fails=False):
+    def put(fails=(), lacks=()):
         programs = {
             name: Program(
                 (
                     sys.executable,
                     "-c",
-                    LOGS.format(
-                        log=str(log), name=name, seconds=seconds, fails=fails and name != OURS
-                    ),
+                    LOGS.format(log=str(log), name=name, seconds=seconds, fails=name in fails),
                 ),
                 tmp_path,
+                several=name == OURS,
+                lacks=("digits",) if name in lacks else (),
             )
-            for name, seconds in ((OURS, 0.0), (HTFLLIB, 0.5))
+            for name, seconds in ((OURS, 0.0), (PEER, 0.5))
         }
         monkeypatch.setattr(time_to_result, "PROGRAMS", programs)
+        monkeypatch.setattr(time_to_result.machine, "cores", lambda: 2)
         monkeypatch.setattr(
             side_by_side,
             "make_job",
             lambda workload, turns: side_by_side.Job(workload, tmp_path / "x.npz", 1, turns),
         )
+        command = ["time_to_result.py", "--workload", "digits", "--turns", "2", "--rounds", "20"]
+        monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "results")])
         return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
     return put
 
 
-def test_programs_start_in_turn_with_nothing_compiled(stand_in, tmp_path, monkeypatch, capsys):
+def test_programs_start_in_turn_and_find_only_what_they_kept(stand_in, tmp_path, capsys):
     calls = stand_in()
-    command = ["time_to_result.py", "--workload", "htfl_fd", "--turns", "2", "--rounds", "20"]
-    monkeypatch.setattr("sys.argv", [*command, "--results", str(tmp_path / "results")])
     assert time_to_result.main() == 0
-    assert [name for name, _, _ in calls()] == 2 * [OURS, HTFLLIB]
-    for _, arguments, (folder, is_cached) in calls():
+    # Ours with two settings, each twice.
+    assert [name for name, *_ in calls()] == 2 * [*4 * [OURS], PEER]
+    for _, arguments, _, _ in calls():
         assert "--first-rounds=20" in arguments and "--repetitions=0" in arguments
-        assert is_cached == "false" and not list((tmp_path / folder).glob("*"))
-    assert len({folder for _, _, (folder, _) in calls()}) == 4
+    settings = [arguments[-3:-1] for _, arguments, _, _ in calls()[:5]]
+    assert settings == [
+        *2 * [["--processes=1", "--threads=2"]],
+        *2 * [["--processes=2", "--threads=1"]],
+        ["--processes=1", "--threads=2"],
+    ]
+    assert [found for *_, found in calls()[:5]] == [[], ["compiled"], [], ["compiled"], []]
+    assert len({folder for _, _, folder, _ in calls()}) == 6
     (record,) = side_by_side.records.newest(tmp_path / "results")
-    own = record["seconds"]["htfl_fd"]
-    assert len(own[OURS]) == 2 and min(own[HTFLLIB]) > 0.5
-    assert "htfl_fd" in capsys.readouterr().out
+    ours, theirs = record["programs"][OURS], record["programs"][PEER]
+    assert record["measured"] == "digits" and record["rounds"] == 20
+    assert len(ours["cold"]) == len(ours["warm"]) == 2 and "warm" not in theirs
+    assert min(theirs["cold"]) > 0.5 and theirs["peak_mb"] == 100.0
+    assert "digits" in capsys.readouterr().out
 
 
-def test_a_program_that_fails_is_one_line_and_leaves_no_record(
-    stand_in, tmp_path, monkeypatch, capsys
-):
-    stand_in(fails=True)
-    results = tmp_path / "results"
-    command = ["time_to_result.py", "--workload", "htfl_fd", "--results", str(results)]
-    monkeypatch.setattr("sys.argv", command)
+def test_the_setting_with_the_lowest_median_counts():
+    def starts(*seconds):
+        return [[time_to_result.Start(each, 10 * each)] for each in seconds]
+
+    slow, fast = side_by_side.Setting(1, 2), side_by_side.Setting(2, 1)
+    found = time_to_result.best({slow: starts(1.0, 5.0, 6.0), fast: starts(2.0, 3.0, 4.0)})
+    assert found["setting"] == {"processes": 2, "threads": 1}
+    assert found["cold"] == [2.0, 3.0, 4.0] and found["peak_mb"] == 40.0
+
+
+def test_where_ours_fails_there_is_one_line_and_no_record(stand_in, tmp_path, capsys):
+    stand_in(fails=[OURS])
     assert time_to_result.main() == 1
-    assert capsys.readouterr().err == "error: htfllib: status 1: out of memory\n"
-    assert not results.exists()
+    assert capsys.readouterr().err == "error: fedcodist: status 1: out of memory\n"
+    assert not (tmp_path / "results").exists()
 
 
-def test_without_htfllib_there_is_nothing_to_measure(monkeypatch, capsys):
-    monkeypatch.delenv("HTFLLIB", raising=False)
-    monkeypatch.setattr("sys.argv", ["time_to_result.py"])
-    assert time_to_result.main() == 2
-    assert capsys.readouterr().err.startswith("error: htfllib: not ")
+def test_a_peer_that_fails_is_left_out_and_said(stand_in, tmp_path, capsys):
+    calls = stand_in(fails=[PEER])
+    assert time_to_result.main() == 0
+    assert capsys.readouterr().err == "torch_loop failed in turn 1: status 1: out of memory\n"
+    assert [name for name, *_ in calls()].count(PEER) == 1
+    (record,) = side_by_side.records.newest(tmp_path / "results")
+    assert record["programs"][PEER] == {"error": "status 1: out of memory"}
+
+
+def test_a_peer_that_cannot_do_the_work_is_not_started(stand_in, tmp_path):
+    calls = stand_in(lacks=[PEER])
+    assert time_to_result.main() == 0
+    assert {name for name, *_ in calls()} == {OURS}
+    (record,) = side_by_side.records.newest(tmp_path / "results")
+    assert record["programs"][PEER] == {"error": side_by_side.NOT_SUPPORTED}
