@@ -97,6 +97,8 @@ DISTILLATION = (
 # itself ends as far from its own round in float64 as a round goes. In the CNNs near ties of a pool turn
 # gradients another way, of which Adam makes full steps.
 IN_DOUBLE = (*DISTILLATION, *HTFL, "resnet20", "cnn_small", "cnn_large", "emnist")
+# Would bring compiled programs to some programs, and keep others from keeping their compiled modules.
+NOT_INHERITED = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
 NOT_SUPPORTED = "not supported"
 NOT_INSTALLED = "not installed: make bench-peers"
 
@@ -586,9 +588,7 @@ def run(
     hidden = {} if job.accelerator else {"CUDA_VISIBLE_DEVICES": ""}
     if job.accelerator:
         command.append("--accelerator")
-    inherited = {
-        key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"
-    }
+    inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
     try:
         with child_processes.none_left(), tempfile.TemporaryDirectory() as empty:
             done = child_processes.run(

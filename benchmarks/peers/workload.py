@@ -31,7 +31,7 @@ DIGEST_BATCH, ANSWER_BATCH = DISTILLATION_BATCH, 500
 # Of MHD: every client's SGD and batches, weights of its losses, and the rounds of the whole run that
 # pools and the learning rate's cosine are for.
 MHD_RATE, MHD_MOMENTUM, MHD_BATCH = 0.03, 0.9, 64
-EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 8
+EMBEDDING_WEIGHT, HEAD_WEIGHT, MHD_ROUNDS = 1.0, 3.0, 20
 # Of FedKD: Adam's learning rates, in the paper's ratio; the energy threshold, which rises from the first
 # to the last of the whole run's rounds.
 FED_KD_TEACHER_RATE, FED_KD_STUDENT_RATE = 1e-3, 2.5e-3

@@ -17,7 +17,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import named
@@ -35,6 +34,8 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
       ValueError: one line that names the setting: the function takes or returns something else, or its
         network has too few classes for the data.
     """
+    from flax import nnx  # most configs do without it, and its import takes a quarter of a second
+
     function = function_at(setting, reference)
     arguments = _arguments(setting, reference, function, data)
     prefix = f"{setting} {reference!r}: "

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from scipy import stats
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
@@ -42,6 +41,8 @@ class PoissonCohort(NamedTuple):
         """The bound for a pool of so many clients, of whom `cohort_size` are expected."""
         if self.most is not None:
             return self.most
+        from scipy import stats  # its import takes a second
+
         eligible = self.num_eligible(num_clients)
         drawn = stats.binom(eligible, cohort_size / eligible)
         return max(1, min(eligible, int(drawn.isf(_OVERFLOW))))
