@@ -32,12 +32,17 @@ OF_AUTHORS = {
     "core.local_training": ["TrainedClient"],
     "core.keys": ["derive"],
     "core.inputs": ["Round", "ClientData"],
-    "core.communication": ["Communication"],
+    "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
-    "core.method": ["ClientModels"],
+    "core.method": ["ClientModels", "single_model"],
+    "core.model": ["is_finite", "variable_shapes"],
+    "core.local_steps": ["train_steps", "start_learners", "check_step_training"],
+    "core.layer_outputs": ["with_layers"],
     "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
     "algorithms.clients.fed_avg": ["client_result"],
-    "algorithms.pools.pool": ["assemble"],
+    "algorithms.pools.pool": [
+        *("assemble", "check_pools", "check_class_counts", "check_client_models"),
+    ],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
     "algorithms.parties.party": [
         *(
@@ -53,8 +58,18 @@ OF_AUTHORS = {
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [
         *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),
-        "in_client_order",
+        *("in_client_order", "check_no_gap"),
     ],
+    "algorithms.graph.local_only_steps": ["train_alone"],
+    "algorithms.graph.graphs": [
+        *("complete", "directed_cycle", "islands", "random_graph", "time_varying", "adjacency"),
+        *("cut", "at_round", "mean_over_neighbours"),
+    ],
+    "distillation.loop": [
+        *("distill", "frozen", "unlabelled_indices", "check_distillation", "softened"),
+        "kl_divergence",
+    ],
+    "distillation.ensembles": ["mean_logits"],
     "config.registry": ["Entry", "register"],
 }
 

@@ -40,7 +40,8 @@ _METRICS = ("accuracy_weighted", "accuracy", "accuracy_std", "accuracy_worst_ten
 def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
     """A table per experiment: every method, and its gain over the baseline within seeds."""
     full = full_length(records)
-    parts = ["# Different networks, and each client's own", notes[""]]
+    title = "Heterogeneous networks, evaluated on each client's own examples"
+    parts = [f"# {title}", notes[""]]
     for study in STUDIES:
         rows = [row for run in planned(study.experiment) for row in _rows(full, study, run)]
         headings = [
@@ -59,7 +60,6 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
         parts += [table(headings, rows, texts=texts), found(notes, study.heading)]
     parts += endings(records, EXPERIMENTS, about_missing=notes.get("Not run", ""))
     missing = not_run(records, EXPERIMENTS)
-    title = "Different networks, and each client's own"
     return Page("heterogeneous", title, EXPERIMENTS, parts, {}, (), missing)
 
 
