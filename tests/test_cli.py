@@ -1,6 +1,7 @@
 """The command `fedcodist`: what it makes of its arguments, and what it says of mistakes."""
 
 import importlib
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -214,3 +215,14 @@ def test_a_data_set_is_prepared_by_its_module(capsys, elsewhere):
     assert cli.main(["prepare", "mnist", "--source=nowhere", "--output=out"]) == 2
     assert "nowhere" in one_line(capsys)
     assert not list(elsewhere.iterdir())
+
+
+def test_a_start_imports_nothing_that_it_does_not_use():
+    """Each of these takes a quarter of a second to seconds, of which a short run has few."""
+    code = (
+        "import sys; import fedcodist.commands.run, fedcodist.config.experiment; "
+        "import fedcodist.configs.digits_codist; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"scipy.stats", "flax.nnx", "haiku", "matplotlib", "optuna", "sklearn", "tensorflow"}
+    assert not heavy & set(done.stdout.split())

@@ -57,3 +57,9 @@ def test_pages_of_the_site_are_in_its_navigation():
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     generated = {name for name in named if name.startswith(("api/", "results/index", "benchmarks"))}
     assert written == named - generated
+
+
+def test_no_text_has_both_sides_of_a_merge():
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("experiments/**/*.md")]
+    ends = ("<<<<<<< ", ">>>>>>> ")
+    assert not [path for path in texts if any(end in path.read_text("utf-8") for end in ends)]
