@@ -112,6 +112,7 @@ def for_each_client(
         stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
     else:
         slots = _deal(cohort.sizes, execution, axis_name)
+        chunk_of = jax.jit(chunk_of, inline=True)  # traced once, for its shapes and for the loop
         shape, _ = jax.eval_shape(chunk_of, slots[0])
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 

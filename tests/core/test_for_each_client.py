@@ -599,3 +599,24 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
 def test_an_unknown_execution_is_refused(execution, message):
     with pytest.raises(ValueError, match=message):
         for_each_client(None, weighted_mean().prepare, None, None, cohort_of([1]), None, execution)
+
+
+@pytest.mark.parametrize(("loop", "chunk"), [("scan", 1), ("vmap", 3)])
+def test_a_client_update_is_traced_once(loop, chunk):
+    """Tracing a client's training is most of what a start takes that finds its programs compiled."""
+    traced = []
+
+    def update(message, client_state, data, key):
+        traced.append(1)
+        weight = data.size.astype(jnp.float32)
+        return ClientResult(message, {}, weight, client_state, {"num_steps": data.size})
+
+    @jax.jit
+    def run(message):
+        cohort = cohort_of([0, 3, 5, 7])
+        prepare = lambda result, key: result.weight * result.update
+        execution = Execution(loop, chunk)
+        return for_each_client(update, prepare, message, None, cohort, jax.random.key(0), execution)
+
+    assert float(run(jnp.float32(2)).total) == 2 * sum(SIZES[client] for client in [0, 3, 5, 7])
+    assert len(traced) == 1

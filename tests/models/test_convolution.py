@@ -72,6 +72,15 @@ def test_channels_that_fill_a_vector(channels, width, padding):
     assert_equals_stock(inputs, normal(2, 3, 3, *channels, dtype="float32"), padding)
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 2, 5), (2, 5, 3)])
+def test_small_images_are_computed_by_patches(shape):
+    inputs = normal(1, *shape, 4, dtype="float32")
+    kernel = normal(2, 3, 3, 4, 5, dtype="float32")
+    assert_equals_stock(inputs, kernel, "SAME")
+    lowered = jax.jit(convolution.conv3x3).lower(inputs, kernel).as_text()
+    assert "stablehlo.convolution" not in lowered
+
+
 @pytest.mark.parametrize(
     ("features", "width"), [(4, 6), pytest.param(17, 6, marks=pytest.mark.slow), (17, 12)]
 )
