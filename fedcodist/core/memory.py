@@ -8,7 +8,7 @@ import jax
 
 from fedcodist.core.devices import from_all_processes
 
-# The rest is for evaluation, the next round's inputs and gaps between arrays.
+# The remaining share is for evaluation, the next round's inputs and gaps between arrays.
 ACCELERATOR_SHARE = 0.9
 # A CPU's memory also holds the host's copy of the data, and other programs.
 CPU_SHARE = 0.5

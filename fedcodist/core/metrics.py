@@ -44,7 +44,7 @@ def accuracy(label: str = "label") -> Statistic:
 
 
 def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
-    """A statistic of two classes, such as `accuracy()`, for a network with one output per example.
+    """Makes a statistic of two classes, such as `accuracy()`, accept one output per example.
 
     Label 1 is predicted where the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
     0.5 for a probability.
@@ -114,7 +114,7 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
 
 
 def top_k(k: int, label: str = "label") -> Statistic:
-    """Share of examples whose label is among the k largest logits; of equal ones the first counts."""
+    """Share of examples whose label is among the k largest logits; among ties lower classes win."""
 
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if not 0 < k <= outputs.shape[-1]:
@@ -187,7 +187,7 @@ def summed(metric: SummedMetric, like: Any) -> Metric:
     """A SummedMetric over all examples.
 
     Args:
-      metric: its sums and what is made of them.
+      metric: the sums, and the function computed from them.
       like: shapes of `metric.sums` of a batch, leaves [batch, ...].
     """
 
@@ -218,13 +218,13 @@ def grouped_sums(
 
 
 def _real(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Values [batch, ...] that may be summed: 0 for padding, whatever it holds."""
+    """Values [batch, ...] to be summed: 0 in place of padding, even if that holds NaN."""
     is_real = (mask > 0).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     return jnp.where(is_real, values.astype(_summed_dtype(values)), 0)
 
 
 def _summed_dtype(values: jax.Array | jax.ShapeDtypeStruct) -> Any:
-    """Whole numbers stay whole, so that counts are exact; bfloat16 would lose small addends."""
+    """int32 for integers and bools, so that counts are exact; at least float32 for sums of floats."""
     is_whole = values.dtype == bool or jnp.issubdtype(values.dtype, jnp.integer)
     return jnp.int32 if is_whole else jnp.promote_types(values.dtype, jnp.float32)
 
