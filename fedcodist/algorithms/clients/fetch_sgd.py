@@ -92,7 +92,7 @@ def fetch_sgd(
       hyper: learning rate and momentum.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fetch_sgd, locals())
     check_training("training", training)
