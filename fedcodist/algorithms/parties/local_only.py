@@ -38,7 +38,7 @@ SHARED = "shared"  # the data set on which all parties train if they do not use 
 
 
 class LocalOnlyParty(NamedTuple):
-    """A party's model and optimizer state; for early stopping its best accuracy and rounds since then."""
+    """A party's model and optimizer state; for early stopping, its best accuracy and rounds since it."""
 
     variables: Variables
     optimizer_state: PyTree
