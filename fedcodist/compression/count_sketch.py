@@ -68,7 +68,7 @@ def added(left: Sketch, right: Sketch) -> Sketch:
 
 
 def without(sketch: Sketch, indices: jax.Array) -> Sketch:
-    """The sketch with 0 in every cell to which one of the indices [k] is hashed, as in FetchSGD's code."""
+    """The sketch with 0 in all cells to which the indices [k] are hashed, as in FetchSGD's code."""
     rows, columns = sketch.table.shape
     cells, _ = _hashes(rows, columns, sketch.size, sketch.seed)
     hit = cells[:, indices]
