@@ -191,7 +191,7 @@ def compressed(
         set_model=set_model,
         init_client_state=lambda: first_client_state(method, uplink),
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
-        gradient=None,  # `observe_gradient` is for it
+        gradient=None,  # use `observe_gradient` instead
     )
 
 

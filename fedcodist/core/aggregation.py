@@ -58,8 +58,8 @@ class Reduce(NamedTuple):
     """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 
     Sums are the same under a scan, over a vmapped axis and across devices, and secure aggregation can
-    protect them. What happens on a client goes into `prepare` (clipping, compression, masks). What the
-    server does to the sum goes into `finalize` (unmasking, noise).
+    protect them. `prepare` has the steps on a client, such as clipping and compression. `finalize` has
+    the server's steps on the sum, such as noise.
 
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
@@ -123,7 +123,7 @@ def mask_of_round(
       reduce: the reduction that defines the masks.
       clients: int32 [slots], indices.
       key: the round's.
-      present: bool [slots], who takes part; all where not given.
+      present: bool [slots], who takes part; None: all.
     """
     mask = reduce.mask
     if mask is None:

@@ -19,7 +19,7 @@ class Places(NamedTuple):
     Attributes:
       positions: int32 [size], counted from the first example to beyond the last one.
       indices: int32 [size], the positions, with the last example's index in place of larger ones.
-      is_real: bool [size], False where an example only fills up the batch.
+      is_real: bool [size], false for padding at the end of the last batch.
     """
 
     positions: jax.Array

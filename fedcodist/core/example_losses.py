@@ -124,7 +124,7 @@ def check_by_shape(
     wrong for every guess. The rest is checked with the data, before an experiment compiles anything.
 
     Args:
-      loss, metrics: a Model's. None, and no metrics, where they need no check.
+      loss, metrics: of a Model. The loss is None, and metrics are empty, if they need no check.
       inputs: the network's input columns, as arrays or shapes with a leading batch axis.
       outputs_of: inputs -> shapes of the outputs.
 

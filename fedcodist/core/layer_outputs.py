@@ -24,7 +24,7 @@ class LayerOutputs(NamedTuple):
       attention: an array [batch, heads, ..., queries, keys] per attention layer; a tuple of them where
         a layer reads several inputs.
       is_real: for text, bool [batch, ..., positions], false for padding; a tuple where layers read
-        several inputs. None where a network has no padding or does not return it.
+        several inputs. None if a network has no padding or does not return it.
     """
 
     logits: jax.Array

@@ -141,7 +141,7 @@ def train_client(
       learning_rate: client learning rate, may be traced.
       gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
       loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
-      optimizer_state: where the optimizer continues; a fresh one where not given.
+      optimizer_state: the state from which the optimizer continues; None: a fresh state.
       differentiate: loss of a batch -> function of the same arguments that returns ((loss, mutable
         state), the gradient for the optimizer); pFedMe and Per-FedAvg give one. The mutable state may
         hold more than the model's. The default is `training.differentiate` or `jax.value_and_grad`.

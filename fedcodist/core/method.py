@@ -85,7 +85,7 @@ class FederatedMethod(NamedTuple):
       num_clients: how many clients the pool must have, if the method depends on it; else None.
       name: the method's name, for progress and tables.
       gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
-        at the model that it received, for diagnostics. None where a method does not define it.
+        at the received model, for diagnostics. None if a method does not define it.
       fine_tune: (server, client_state, data, key, hyper) -> name -> Variables: a client's models after
         it has adapted them to its own examples. Names are those of `personal_models`, and SHARED_MODEL
         for the shared model. None: they are the models after `client_update`.

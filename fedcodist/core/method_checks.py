@@ -18,7 +18,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.tracing import strongly_typed
 
 PyTree = Any
-# What a function that does not fit may raise while it is traced.
+# Exceptions that tracing a function may raise if it does not fit its arguments.
 MISFITS = (
     TypeError,
     ValueError,
@@ -42,7 +42,7 @@ def check_method(
         a part of the model, and its algorithm holds the whole.
 
     Returns:
-      The shapes of what a client downloads and of what it returns.
+      The shapes of the message that a client downloads, and of its ClientResult.
 
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
@@ -134,7 +134,7 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str =
 
     Args:
       name: the function's name, for messages.
-      function: what is traced.
+      function: the function to trace.
       arguments: arrays or shapes.
       hint: what the function may look up; ends the message if it looks up something else.
 
@@ -162,7 +162,7 @@ def raised_here(error: BaseException) -> bool:
         place = place.tb_next
     if place is None or not place.tb_frame.f_globals["__name__"].startswith("fedcodist."):
         return False
-    # Python itself raises where the library calls a function with too many arguments.
+    # Python itself raises if the library calls a function with too many arguments.
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 

@@ -12,7 +12,7 @@ from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
-# What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
+# A statistic to average: (outputs, batch) -> (values [batch], weights [batch]).
 Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
 
 
@@ -46,7 +46,7 @@ def accuracy(label: str = "label") -> Statistic:
 def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
     """Makes a statistic of two classes, such as `accuracy()`, accept one output per example.
 
-    Label 1 is predicted where the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
+    Label 1 is predicted if the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
     0.5 for a probability.
     """
 
@@ -103,7 +103,7 @@ def recall(positive: int = 1, label: str = "label") -> Statistic:
 def f_score(positive: int = 1, label: str = "label") -> Statistic:
     """The harmonic mean of precision and recall of a class, F = 2 TP / (predicted + actual).
 
-    0 where no example is predicted positive; NaN where none is positive either.
+    It is 0 if no example is predicted positive, and NaN if in addition no example is positive.
     """
 
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -165,7 +165,7 @@ def grouped_mean(
     """The mean of a statistic within groups: per label, per client, per domain.
 
     Args:
-      statistic: what is averaged.
+      statistic: the statistic to average.
       group: batch -> int [batch], each example's group in [0, num_groups).
       num_groups: number of groups; `compute` returns an array [num_groups].
     """

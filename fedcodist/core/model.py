@@ -101,7 +101,7 @@ def from_flax_linen(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the column that the network reads. With several columns, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
@@ -182,7 +182,7 @@ def from_flax_nnx(
       example: inputs with a leading batch axis, for the width of the outputs.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: as `from_flax_linen`.
@@ -252,7 +252,7 @@ def from_haiku(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: as `from_flax_linen`.

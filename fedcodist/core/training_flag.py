@@ -52,11 +52,11 @@ def read_call(
     Args:
       argument: the network's name in errors.
       network: the module or function, for its name.
-      function: what is called with the inputs first, such as a module's bound `__call__`.
+      function: the callable that gets the inputs first, such as a module's bound `__call__`.
       available: names of arguments that can be passed.
       flags: those of them that set the training mode.
-      has_modes: whether modules have modes too, as in NNX. A flag whose default is None then follows
-        the mode.
+      has_modes: whether modules also have modes, as in NNX. A flag with default None then follows the
+        mode.
 
     Raises:
       ValueError: names the argument, if the network's training mode is set in another way, or if it has

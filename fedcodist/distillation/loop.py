@@ -55,7 +55,7 @@ class Distillation(NamedTuple):
       mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
       preprocess: (batch, key, positions) -> batch, before mixup.
       inputs: the column of the network's inputs.
-      divergence: what the students minimise: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
+      divergence: the students' loss: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
         `fedcodist.distillation.divergences`), or a function (student logits [batch, classes], target
         probabilities [batch, classes]) -> [batch].
     """
@@ -233,8 +233,8 @@ def unlabelled_indices(
 ) -> jax.Array:
     """Indices of the unlabelled examples of distillation number `index`, int32 [steps, batch_size].
 
-    The unlabelled data is one endless reshuffled stream over the whole run: a distillation continues
-    where the one before it stopped.
+    The unlabelled data are one endless reshuffled stream over the whole run: a distillation continues
+    where the previous one stopped.
     """
     size = distillation.steps * distillation.batch_size
     start = jnp.asarray(index, jnp.uint32) * size

@@ -30,7 +30,7 @@ def secure_sum(
     A client rounds the numbers that it sends to multiples of a step. For every other client of the
     cohort it adds a mask, which the other client subtracts. A masked vector is uniformly distributed for
     everyone who does not know the masks. The sum of all masked vectors is the sum of the integers. For
-    `value_range` r, `max_weight` w and n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n).
+    `value_range` r, `max_weight` w, n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n).
     If nothing is clipped, the sum differs from the exact one by at most n / 2 steps and float32's
     rounding.
 

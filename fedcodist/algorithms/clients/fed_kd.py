@@ -35,7 +35,7 @@ from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
-TEACHERS = "teachers"  # of all clients, as they are evaluated
+TEACHERS = "teachers"  # the name under which all clients' teachers are evaluated
 
 
 class FedKDHyper(NamedTuple):

@@ -20,8 +20,8 @@ class MutualLosses(NamedTuple):
       adaptive: how to compute the divisor D = L_t^task + L_s^task of L^d and L^h: 'batch' from the mean
         losses over the batch (as the authors' code), 'sample' from each example's losses; 'none': D = 1.
       kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
-      hidden_map: 'learned' is one linear map W^h per aligned layer, whatever the inputs it reads, from
-        the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
+      hidden_map: 'learned' is one linear map W^h per aligned layer, the same for all inputs that the
+        layer reads, from the student's hidden states to the teacher's; 'identity' is no map (the code).
       detach_targets: whether a model gets only the gradient of its own loss, L_t or L_s. If false, it
         gets that of L_t + L_s, so also the gradient as the other's target, and L^h twice (the code).
       detach_normaliser: whether D gets no gradient. As the paper writes it, D gets one. The gradient of

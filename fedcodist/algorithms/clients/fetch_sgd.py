@@ -117,6 +117,7 @@ def fetch_sgd(
     def client_update(
         message: Variables, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
     ) -> ClientResult:
+        # Algorithm 1, client: the sketch of one gradient.
         seen = data
         if examples_per_round is not None:
             seen = drawn_examples(data, examples_per_round, keys.derive(key, "examples"))
@@ -128,6 +129,7 @@ def fetch_sgd(
     def server_update(
         server: FetchSGDServer, aggregate: Aggregate, round: jax.Array, hyper: FetchSGDHyper
     ) -> FetchSGDServer:
+        # Algorithm 1, server: momentum and error feedback in tables, then the k largest entries.
         size = size_of(server.params)
         rate = schedule(hyper.learning_rate, round)
         before, after = (rate, 1.0) if rate_in_error else (1.0, rate)
@@ -135,6 +137,7 @@ def fetch_sgd(
         error = server.error + before * momentum
         entries = largest_entries(estimates(Sketch(error, size, seed)), min(k, size))
         vector = flat(server.params) - after * scattered(entries, size)
+        # As in the authors' code, the cells of these entries are set to 0 in both tables.
         emptied = (
             without(Sketch(table, size, seed), entries.indices).table for table in (momentum, error)
         )

@@ -34,8 +34,8 @@ def lg_fed_avg_one(
     Args:
       model: the network.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
-      shared: what travels, patterns or a function of a leaf's path as in `partially_shared`; by
-        default the head of `headed`.
+      shared: the part that is sent: patterns, or a function of a leaf's path, as in `partially_shared`;
+        by default the head of `headed`.
 
     Raises:
       TypeError, ValueError: names the argument, as `partially_shared`.

@@ -22,7 +22,7 @@ from fedcodist.core.parts import Chosen, choice_of, flags, joined, part, rest
 
 PyTree = Any
 IsPrivate = Callable[[str], bool]  # path of a leaf -> whether it stays with the client
-PERSONAL = "personal"  # a client's whole network, as it is evaluated
+PERSONAL = "personal"  # the name under which a client's whole network is evaluated
 
 
 class PartialMessage(NamedTuple):
@@ -60,8 +60,8 @@ def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMetho
     Args:
       method: a client method in which everything shaped like the parameters is a model, such as
         `fed_avg` or `fed_gkd`. Compress afterwards: `compressed(partially_shared(...), ...)`.
-      private: what stays: patterns of layers' names, such as 'head' or '*Norm*', or a function of a
-        leaf's path; see `fedcodist.core.parts.choice_of`. It chooses parameters and mutable state.
+      private: the private part: patterns of layers' names, such as 'head' or '*Norm*', or a function of
+        a leaf's path; see `fedcodist.core.parts.choice_of`. It selects parameters and mutable state.
 
     Raises:
       TypeError, ValueError: names the argument, if patterns match nothing or everything, or if the

@@ -143,7 +143,7 @@ def exchange_schedule(
     replaced = np.full((num_rounds, clients), checkpoints_per_client, np.int32)
     entries = np.zeros((num_rounds, clients, 2), np.int32)
     sources = np.full((num_rounds, clients), -1, np.int32)
-    slots: list[dict[int, int]] = [{}]  # round -> client -> where its checkpoint is put
+    slots: list[dict[int, int]] = [{}]  # round -> client -> slot of its checkpoint
     for round in range(1, num_rounds):
         for client in np.flatnonzero(edges[round].any(axis=1)):
             sources[round, client] = generator.choice(np.flatnonzero(edges[round, client]))

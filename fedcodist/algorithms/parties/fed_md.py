@@ -96,7 +96,7 @@ def fed_md(
 
     Args:
       groups: architecture -> its parties.
-      alignment: the public examples, and what is exchanged of them.
+      alignment: the public examples, and the scores that parties exchange on them.
       num_classes: of the joint label space, public and private classes.
       digest: optimizer, batch size, epochs and preprocessing for public examples. Large batches suit the
         loss, whose gradient does not get smaller near the minimum. With 0 epochs no party learns from

@@ -101,7 +101,7 @@ def fed_proto(
         if it is incomplete.
       weighting: how a class's prototypes are averaged: by 'examples' of the class, or over the
         'parties' that have it, as in the authors' code.
-      predict_by: what is evaluated: a party's 'head', or the nearest global 'prototype'. The authors'
+      predict_by: a party predicts with its 'head', or with the nearest global 'prototype'. The authors'
         code reports both.
       hyper: learning rate and lambda.
       inference_batch_size: examples per step when prototypes are computed.

@@ -113,7 +113,7 @@ def fed_tgp(
       server_training: of the server's network on parties' prototypes.
       margin: which distance between classes: the 'largest' of all, the equation on the authors' slides,
         or the largest that a class has to its 'nearest' class, as in their code.
-      predict_by: what is evaluated: a party's 'head', or the nearest global 'prototype', as in the
+      predict_by: a party predicts with its 'head', or with the nearest global 'prototype', as in the
         authors' code.
       hyper: learning rates, lambda and tau.
       inference_batch_size: examples per step when prototypes are computed.

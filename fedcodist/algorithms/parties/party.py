@@ -39,7 +39,7 @@ from fedcodist.core.padding_checks import of_clients
 PyTree = Any
 # (the party's model, message, its state, data, key) -> PartyResult
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
-# What a round returns: (state, client states, metrics)
+# The results of a round: (state, client states, metrics)
 AfterRound = tuple[PyTree, PyTree, dict[str, jax.Array]]
 
 
@@ -274,7 +274,7 @@ def party_predictors(
     """One predictor per architecture, whose members are its parties.
 
     Args:
-      groups: who owns what.
+      groups: architecture -> its parties.
       variables: (algorithm state, architecture) -> Variables, leaves [group, ...].
     """
     names = party_names(groups)

@@ -1,4 +1,4 @@
-"""What PeriodicCodist and MergedCodist share: settings, targets, and one codistillation.
+"""Shared by PeriodicCodist and MergedCodist: settings, targets, and one codistillation.
 
 "Heterogeneous Federated Learning Using Knowledge Codistillation" (Lichtarge et al., 2023): each pool of
 clients has one federated model. The models teach each other on the server, with unlabelled data. Local

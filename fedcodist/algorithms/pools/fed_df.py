@@ -128,7 +128,7 @@ def fed_df(
         if validation is not None:
             accuracy = functools.partial(accuracy_within, models, validation, round)
             if validation.drop_worst:
-                # As in the authors' code: no teachers that are the worst, no guessing clients in starts.
+                # As in the authors' code: drop the worst teachers, and guessing clients from averages.
                 reduce_key = keys.derive(round.key, "reduce", round.index)
                 weights, aggregates = without_worst_clients(
                     pools, state, trained, accuracy, reduce_key

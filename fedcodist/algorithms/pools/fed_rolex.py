@@ -110,7 +110,7 @@ def _with_window(averaging: FederatedMethod, units_per_round: int) -> FederatedM
         server: FedRolexServer, aggregate: Aggregate, round: jax.Array, hyper: FedAvgHyper
     ) -> FedRolexServer:
         averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
-        # The windows roll for the next round.
+        # The windows of the next round begin further on.
         return FedRolexServer(averaged, server.window + units_per_round)
 
     return averaging._replace(

@@ -85,7 +85,7 @@ class FedSDDState(NamedTuple):
       models: name -> the method's server state, the main model first.
       buffer: aggregated models of the last rounds, before any distillation; leaves
         [rounds kept, models, ...]. Round t's are at t modulo the rounds kept.
-      weights: float [rounds kept], 1 where the buffer has a round's models and 0 where not yet.
+      weights: float [rounds kept], 1 if the buffer already has a round's models at this place, else 0.
     """
 
     models: dict[str, PyTree]

@@ -68,7 +68,7 @@ class FedSDDPoolsState(NamedTuple):
     Attributes:
       models: name -> the method's server state; a pool's main model has the pool's name.
       buffers: pool -> aggregated models of the last rounds, leaves [rounds kept, models, ...].
-      weights: float [rounds kept], 1 where buffers have a round's models and 0 where not yet.
+      weights: float [rounds kept], 1 if buffers already have a round's models at this place, else 0.
     """
 
     models: dict[str, PyTree]

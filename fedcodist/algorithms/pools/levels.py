@@ -157,7 +157,7 @@ def algorithm_of_levels(
         state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
 
-    # If a level has the whole network, initial values are those of a pool of its name elsewhere.
+    # If a level has the whole network, initial values are as in a pool with its name (other methods).
     is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
     start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
     algorithm = assemble(name, pools, columns, hyper, round_, servers=same, hyper_of_methods=same)
