@@ -17,7 +17,7 @@ Clients = Mapping[str, Any]  # pool -> int32 [cohort], or [seeds, cohort]
 
 
 class ClientStates(NamedTuple):
-    """Which clients of a pool keep a state, and its first value.
+    """The clients of a pool that keep a state, and its initial value.
 
     Attributes:
       clients: int32 [pool], client indices in ascending order.

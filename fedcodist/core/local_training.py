@@ -129,8 +129,8 @@ def train_client(
     """Trains a copy of `variables` on one client's examples.
 
     Each epoch visits every example once in a random order. A client that is trained together with
-    larger ones makes as many steps as they do; the steps beyond its own change nothing. Padded examples
-    have no weight in losses and batch statistics.
+    larger clients takes as many steps as they do; its surplus steps change nothing. Padding has no
+    weight in losses and batch statistics.
 
     Args:
       model: the network.

@@ -16,7 +16,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def available_bytes(processes_here: int = 1) -> int:
-    """Bytes of a device that a program may use: a share of its memory, the least of all processes."""
+    """Bytes of a device that a program may use: a share of its memory, the smallest of all processes."""
     about = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in about:
         share = ACCELERATOR_SHARE * about["bytes_limit"]

@@ -198,7 +198,7 @@ class FederatedAlgorithm(NamedTuple):
       name: the method's name, for tables.
       hyper: default hyper-parameters, a pytree of floats.
       init: key -> state.
-      client_states: pool -> ClientStates: which clients keep one, and its first value.
+      client_states: pool -> ClientStates: which clients keep a state, and its initial value.
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.

@@ -1,4 +1,4 @@
-"""Per-FedAvg: FedAvg (with MAML) of a model that one gradient step on its examples adapts to a client.
+"""Per-FedAvg: FedAvg of a model that adapts to each client by one gradient step (as in MAML).
 
 "Personalized Federated Learning: A Meta-Learning Approach" (Fallah, Mokhtari, Ozdaglar, 2020).
 https://arxiv.org/abs/2002.07948

@@ -1,4 +1,4 @@
-"""FCCL: parties correlate their outputs on public examples; in local training two own models teach.
+"""FCCL: parties correlate their outputs on public examples, and learn from two own earlier models.
 
 Huang, Ye and Du, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR 2022,
 https://doi.org/10.1109/CVPR52688.2022.00990.
