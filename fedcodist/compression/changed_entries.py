@@ -15,9 +15,9 @@ PyTree = Any
 
 
 def changed_entries() -> Compressor:
-    """Sends the non-zero entries with their indices, eight bytes each, or all if these are fewer bytes.
+    """Sends the non-zero entries with their indices, eight bytes each, or all entries if that is less.
 
-    It is for updates that are sparse already, such as FetchSGD's.
+    It is for updates that are already sparse, such as FetchSGD's.
     """
 
     def count(vector: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Any method with its uplink and downlink compressed."""
+"""Compresses the uplink and the downlink of any method."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,12 +22,13 @@ Observer = Callable[[PyTree, Progress], dict[str, jax.Array]]
 
 
 class Downlink(NamedTuple):
-    """Where clients are that have read all messages.
+    """The state of clients that have read all messages.
 
     Attributes:
-      params: that they have; None in place of those that do not travel.
-      memory: the compressor's.
-      sent: uint32 [2], bytes of all messages, in words of 32 bits; the first is the whole model.
+      params: their parameters; None in place of those that are not sent.
+      memory: of the compressor.
+      sent: uint32 [2], the bytes of all messages as two 32-bit words, the high word first. The first
+        message is the whole model.
     """
 
     params: PyTree
@@ -36,14 +37,14 @@ class Downlink(NamedTuple):
 
 
 class CompressedServer(NamedTuple):
-    """The method's server, whose model is always the one that clients will have.
+    """The method's server, whose model is always the one that clients can restore.
 
     Attributes:
       inner: the method's server state.
-      before: Downlink without the message that precedes the coming round.
-      memory, sent: the downlink's with it.
-      round: int32, the coming round, from 0.
-      key: uint32, data of the key from which the downlink draws.
+      before: Downlink before the message that precedes the next round.
+      memory, sent: those of Downlink after this message.
+      round: int32, the next round, from 0.
+      key: uint32, data of the key for the downlink's draws.
     """
 
     inner: PyTree
@@ -55,7 +56,7 @@ class CompressedServer(NamedTuple):
 
 
 class CompressedMessage(NamedTuple):
-    """What a client has after its download: the method's message, and `CompressedServer`'s."""
+    """A client's message after decompression: the method's message, and `sent` and `round`."""
 
     inner: PyTree
     sent: jax.Array
@@ -71,12 +72,12 @@ class CompressedMessage(NamedTuple):
 
 
 class CompressedClientState(NamedTuple):
-    """What a client keeps.
+    """The client state.
 
     Attributes:
-      inner: the method's client_state.
-      memory: the uplink compressor's, such as what its messages lost so far.
-      read: uint32 [2], `Downlink.sent` at its last participation; 0 before the first.
+      inner: the method's client state.
+      memory: of the uplink compressor, such as the error of its messages so far.
+      read: uint32 [2], `Downlink.sent` at the client's last participation; 0 before the first.
     """
 
     inner: PyTree
@@ -92,33 +93,33 @@ def compressed(
     observe: Observer | None = None,
     observe_gradient: Observer | None = None,
 ) -> FederatedMethod:
-    """The method, but clients' updates and changes of the server's model travel compressed.
+    """The method with compressed updates of clients, and compressed changes of the server's model.
 
-    Uplink: each client compresses its update; the server aggregates what it can restore of them. Batch
-    statistics and what a method sends besides (SCAFFOLD's variates) travel as they are.
+    Uplink: each client compresses its update; the server aggregates the updates that it can restore.
+    Batch statistics and `extra` (SCAFFOLD's variates) are sent uncompressed.
 
-    Downlink (as in FedKD): a message is the change of the model since the last one. The server too goes
-    on from what clients can restore, so that all have the same model and there is no other. Whatever
-    changes the model, server optimizer or distillation, all of a round's changes make one message.
-    What the memory of an error feedback holds back comes with a later one.
+    Downlink (as in FedKD): a message is the change of the model since the last message. The server
+    itself continues from the model that clients can restore, so all have the same model. All changes of
+    a round, by server optimizer or distillation, are sent as one message. What an error feedback keeps
+    in its memory is sent with a later message.
 
     Bytes are measured: the metrics `client_bytes_up` and `client_bytes_down` are a round's means over
-    its clients, and a run's summary has these in place of what shapes tell. A client that was not in the
-    last rounds needs all messages since its last one, or the whole model where that takes fewer bytes.
+    its clients. In a run's summary they replace bytes counted from shapes. A client that was not in the
+    last rounds needs all messages since its last one, or the whole model if that takes fewer bytes.
 
     Args:
       method: any single-model method.
-      num_rounds: of the whole training, for compressors that change with it.
-      uplink, downlink: compressors; None leaves that way as it is.
-      observe: (a client's update, share of the rounds done) -> metrics of it, such as `spectra`'s.
-      observe_gradient: the same of the gradient of the client's loss on one batch at the model that it
-        received; its metrics' names begin with `gradient_`. What an optimizer such as Adam makes of an
-        epoch of gradients is another matrix, of a far higher rank.
+      num_rounds: of the whole training, for compressors that change during it.
+      uplink, downlink: compressors; None: no compression in this direction.
+      observe: (a client's update, share of the rounds done) -> metrics of it, such as `spectra`.
+      observe_gradient: the same for the gradient of the client's loss on one batch at the received
+        model; its metrics' names begin with `gradient_`. The update of an optimizer such as Adam over an
+        epoch is a different matrix, of a far higher rank.
 
     Raises:
-      ValueError: `observe_gradient` for a method that does not tell its gradient; a private method,
+      ValueError: `observe_gradient` for a method that does not define `gradient`; a private method,
         whose bounds must come after compression.
-      ValueError: when the algorithm is built, for a method that is compressed already, FetchSGD or
+      ValueError: when the algorithm is built, for a method that is already compressed, FetchSGD or
         Federated Dropout.
     """
     check_arguments(compressed, locals())
@@ -146,13 +147,13 @@ def compressed(
             seen = observe_gradient(gradient, progress)
             metrics |= {f"gradient_{name}": value for name, value in seen.items()}
 
-        # Uplink: the update as the server can restore it; all else travels as it is.
+        # Uplink: the update as the server can restore it; everything else is uncompressed.
         update, memory, bytes_up = sent_up(
             uplink, result.update, client_state.memory, keys.derive(key, "uplink"), progress
         )
         metrics["bytes_up"] = bytes_up + tree_bytes((result.mutable, result.weight, result.extra))
 
-        # Downlink: what the client has missed since it last took part; all else travels as it is.
+        # Downlink: the messages that the client has missed; everything else is uncompressed.
         whole = tree_bytes(message.params)
         missed = whole if downlink is None else missed_bytes(message.sent, client_state.read, whole)
         metrics["bytes_down"] = jnp.int32(missed) + (tree_bytes(message.inner) - whole)
@@ -179,7 +180,7 @@ def compressed(
 
     return method._replace(
         init=lambda key: first_server(method, downlink, key),
-        # Nothing of it is sent, so nothing is compressed.
+        # Fine-tuning sends nothing, so nothing is compressed.
         fine_tune=lambda server, client_state, *others: fine_tuned_models(
             method, server.inner, client_state.inner, *others
         ),
@@ -190,7 +191,7 @@ def compressed(
         set_model=set_model,
         init_client_state=lambda: first_client_state(method, uplink),
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
-        gradient=None,  # whoever looks at it does so here
+        gradient=None,  # use `observe_gradient` instead
     )
 
 
@@ -207,14 +208,14 @@ def _check(method: FederatedMethod, num_rounds: int, observe_gradient: Observer 
 
 
 def _within(model: PersonalModel) -> PersonalModel:
-    """A method's personal model, of the server and the client states that `compressed` makes."""
+    """A method's personal model, which reads `compressed`'s server and client states."""
     return model._replace(
         variables=lambda server, client_state: model.variables(server.inner, client_state.inner)
     )
 
 
 def first_client_state(method: FederatedMethod, uplink: Compressor | None) -> CompressedClientState:
-    """What a client keeps before its first participation."""
+    """The client state before the first participation."""
     start = lambda key: method.broadcast(method.init(key)).params
     travelling = jax.eval_shape(start, jax.random.key(0))
     memory = () if uplink is None else uplink.init(travelling)
@@ -253,14 +254,14 @@ def written(
     inner: PyTree,
     before: Downlink,
 ) -> CompressedServer:
-    """The server whose message leads from `before` to another inner server's model.
+    """The server with a message that leads from `before` to the model of `inner`.
 
-    The inner server too goes on from what clients can restore of that model.
+    The inner server then continues from the model that clients can restore.
     """
     if downlink is None:
         return server._replace(inner=inner)
     draw = keys.derive(jax.random.wrap_key_data(jnp.asarray(server.key)), server.round)
-    sent = method.broadcast(inner).params  # the model's parameters, or those of them that travel
+    sent = method.broadcast(inner).params  # the model's parameters, or the part that is sent
     after = sent_down(downlink, before, sent, draw, server.round / num_rounds)
     wanted = method.variables(inner)
     model = Variables(joined(after.params, wanted.params), wanted.mutable)
@@ -271,7 +272,7 @@ def written(
 def sent_down(
     downlink: Compressor, before: Downlink, wanted: PyTree, key: jax.Array, progress: jax.Array
 ) -> Downlink:
-    """Where clients are after a message of the change from where they were to the wanted parameters."""
+    """The Downlink after a message with the change from `before.params` to the wanted parameters."""
     change = jax.tree.map(jnp.subtract, before.params, wanted)
     message, memory = downlink.compress(change, before.memory, key, progress)
     restored = downlink.decompress(message, change)
@@ -281,13 +282,13 @@ def sent_down(
 
 
 def plus(count: jax.Array, more: jax.Array) -> jax.Array:
-    """A count of bytes, uint32 [2] with the high word first, and some more of them, uint32."""
+    """The sum of a count of bytes, uint32 [2] with the high word first, and a uint32."""
     low = count[1] + more
     return jnp.stack([count[0] + (low < more), low])
 
 
 def missed_bytes(sent: jax.Array, read: jax.Array, most: int) -> jax.Array:
-    """The bytes from one count to a later one, at most so many; uint32."""
+    """The bytes between two counts, `sent` minus `read`, but at most `most`; uint32."""
     low = sent[1] - read[1]
     high = sent[0] - read[0] - (sent[1] < read[1])
     return jnp.where(high > 0, jnp.uint32(most), jnp.minimum(low, jnp.uint32(most)))

@@ -1,4 +1,4 @@
-"""A reduction whose clients' updates travel compressed, for methods that take a `reduce`."""
+"""A reduction of compressed updates, for methods that take a `reduce`."""
 
 from typing import Any
 
@@ -14,20 +14,20 @@ PyTree = Any
 
 
 def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> Reduce:
-    """The reduction, but it sums what the server can restore of compressed updates.
+    """The reduction of the updates that the server can restore from compressed messages.
 
-    Methods of parties take it: `fed_md(..., reduce=compressed_reduce(quantisation(8)))` quantises the
-    scores. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties.
-    Methods of one model have `compressed`, which compresses the way down too.
+    It is for methods of parties: `fed_md(..., reduce=compressed_reduce(quantisation(8)))` quantises the
+    scores. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties. For
+    methods of one model use `compressed`, which compresses downloads too.
 
     Args:
       compressor: one without a memory, since a reduction keeps nothing from round to round. A compressor
-        that changes over the training is taken as it is at its end.
-      reduce: what sums the restored updates; the weighted mean where not given.
+        that changes during training is used with its settings at the end of training.
+      reduce: the reduction of the restored updates; by default the weighted mean.
 
     Raises:
-      ValueError: for a secure sum, which goes around it.
-      ValueError: for a compressor with a memory, when the method is traced.
+      ValueError: `reduce` is a secure sum, which must be outermost.
+      ValueError: the compressor has a memory; raised when the method is traced.
     """
     check_arguments(compressed_reduce, locals())
     if reduce is not None and reduce.mask is not None:

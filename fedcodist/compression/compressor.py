@@ -18,11 +18,11 @@ class Compressor(NamedTuple):
 
     `compress` and `decompress` are pure, and their shapes do not depend on values. A rank that depends
     on values is an integer in the message, so a round stays one program. `pack` and `unpack` run on the
-    host: they make the arrays that would really be sent, and read them.
+    host: they make and read the arrays that would really be sent.
 
     Attributes:
-      label: the settings on which both ends must agree, written beside packed arrays.
-      init: tree -> memory, which a sender keeps from one message to the next; () for most.
+      label: the settings on which both ends must agree, stored with packed arrays.
+      init: tree -> memory, which a sender keeps from one message to the next; () in most compressors.
       compress: (tree, memory, key, progress) -> (message, memory). `progress` is the share of the
         training's rounds done after this one, in (0, 1].
       decompress: (message, like) -> tree; `like` is a tree of arrays or shapes.
@@ -54,7 +54,7 @@ def taken(arrays: Mapping[str, np.ndarray], name: str, dtype: Any, shape: Any) -
 
     Args:
       arrays: the packed message.
-      name: the array's.
+      name: the array's name.
       dtype: the dtype it must have.
       shape: the shape it must have; None stands for any length.
 

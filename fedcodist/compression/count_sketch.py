@@ -1,4 +1,4 @@
-"""Count-sketch (Charikar et al. 2002): a linear map that keeps heavy hitters, as in FetchSGD.
+"""Count-sketch (Charikar et al. 2002): a linear map that preserves heavy hitters, used by FetchSGD.
 
 FetchSGD: Rothchild et al. 2020, https://arxiv.org/abs/2007.07682.
 """
@@ -24,7 +24,7 @@ _MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # an int32 counts a message's bytes, f
 
 @flax.struct.dataclass
 class Sketch:
-    """A vector whose entries are added up in the cells of a small table.
+    """A sketch of a vector, whose entries are added up in the cells of a small table.
 
     Attributes:
       table: float32 [rows, columns]. Each row has a hash that gives every index a cell and a sign.
@@ -68,7 +68,7 @@ def added(left: Sketch, right: Sketch) -> Sketch:
 
 
 def without(sketch: Sketch, indices: jax.Array) -> Sketch:
-    """The sketch with 0 in every cell into which one of the indices [k] falls, as in FetchSGD's code."""
+    """The sketch with 0 in all cells to which the indices [k] are hashed, as in FetchSGD's code."""
     rows, columns = sketch.table.shape
     cells, _ = _hashes(rows, columns, sketch.size, sketch.seed)
     hit = cells[:, indices]
@@ -81,13 +81,13 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
     """Sends a tree as one table; the receiver restores the `count` entries of largest estimate.
 
     Args:
-      rows: of the table, which is what is sent.
+      rows: of the table that is sent.
       columns: of the table.
       count: k, the entries that the receiver restores; it sets the others to 0.
       seed: of the hashes; the same at both ends, for all clients and rounds.
 
     Raises:
-      ValueError, TypeError: names the argument that is no positive integer.
+      ValueError, TypeError: names the argument that is not a positive integer.
     """
     check_sketch(rows, columns, count)
     check_integer("seed", seed, low=0)
@@ -101,7 +101,7 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
         entries = largest_entries(estimates(message), min(count, message.size))
         return unflat(scattered(entries, message.size), like)
 
-    # The hashes depend on the number of entries, which an empty array has in its shape.
+    # The hashes depend on the vector's size, so the message has it too, as the shape of an empty array.
     def pack(message: Sketch) -> dict[str, np.ndarray]:
         return {
             "table": np.asarray(message.table),

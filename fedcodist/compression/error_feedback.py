@@ -1,4 +1,4 @@
-"""Error feedback: what compression loses of one message is added to the next one.
+"""Error feedback: the compression error of one message is added to the next one.
 
 Seide et al. 2014, 1-Bit Stochastic Gradient Descent; Stich et al. 2018, https://arxiv.org/abs/1809.07599.
 """
@@ -14,10 +14,10 @@ PyTree = Any
 
 
 def with_error_feedback(compressor: Compressor) -> Compressor:
-    """Sends the tree plus what earlier messages lost, and keeps what this message loses.
+    """Sends the tree plus the error of earlier messages, and keeps the error of this message.
 
-    Messages and memory add up to the trees that were to be sent: nothing is lost, only late.
-    The memory is a tree like the sender's. Clients keep it in their client states.
+    All messages and the memory add up to the trees that were to be sent, so nothing is lost, only
+    delayed. The memory has the structure of the tree. Clients keep it in their client states.
     """
 
     def init(tree: PyTree) -> tuple[PyTree, PyTree]:

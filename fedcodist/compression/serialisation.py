@@ -1,4 +1,4 @@
-"""Messages as bytes: safetensors files of `payload` bytes and a header."""
+"""Messages as bytes: safetensors files with a header and `payload` bytes."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ PyTree = Any
 
 def encode(compressor: Compressor, message: PyTree) -> bytes:
     """A message as a safetensors file: `payload(message)` bytes after a header."""
-    # safetensors would write the memory of a strided view as it is.
+    # C order, since safetensors ignores the strides of a view.
     arrays = {name: np.asarray(a, order="C") for name, a in compressor.pack(message).items()}
     return safetensors.numpy.save(arrays, {"compressor": compressor.label})
 
@@ -30,8 +30,8 @@ def decode(compressor: Compressor, content: bytes, like: PyTree) -> PyTree:
       like: the tree that was compressed, or its shapes.
 
     Raises:
-      ValueError: says what is wrong with the message: its bytes are truncated or no message, it is of
-        another compressor (or of a sketch with other hashes), or it does not fit the tree.
+      ValueError: says what is wrong with the message: its bytes are truncated or not a message, another
+        compressor (or a sketch with other hashes) has made it, or it does not fit the tree.
     """
     try:
         arrays = tensors_of(content)

@@ -1,4 +1,4 @@
-"""Singular values of updates and the ranks that they need, as in FedKD's figures."""
+"""Metrics of updates' singular values and of the ranks that they need, as in FedKD's figures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,18 +18,19 @@ def spectra(
 ) -> Callable[[PyTree, Progress], dict[str, jax.Array]]:
     """Metrics of the spectra of a client's update, for `compressed(observe=...)`.
 
-    For `compressed(observe_gradient=...)` they are of a batch's gradient, which FedKD sends according to
-    its paper (Wu et al. 2022, https://arxiv.org/abs/2108.13323). An update by Adam, which rescales every
-    entry, needs a far higher rank. The metrics cost another decomposition: do not time runs with them.
+    With `compressed(observe_gradient=...)` they are those of a batch's gradient, which FedKD sends
+    according to its paper (Wu et al. 2022, https://arxiv.org/abs/2108.13323). An update by Adam, which
+    rescales every entry, needs a far higher rank. The metrics cost a further decomposition, so do not
+    measure times with them.
 
     Args:
       start: first energy threshold, as in `svd`.
       end: last energy threshold, as in `svd`.
 
     Returns:
-      (update, progress) -> metrics of the layers that `svd` decomposes: `rank/<layer>`, int32, the least
-      rank that keeps the round's share of the energy, also where factors are not sent;
-      `spectrum/<layer>` [R], singular values in descending order. A layer is a path, such as
+      (update, progress) -> metrics of the layers that `svd` decomposes. `rank/<layer>`, int32, is the
+      least rank that keeps the round's share of the energy, even if factors are not sent.
+      `spectrum/<layer>` [R] are singular values in descending order. A layer is a path, such as
       `Dense_0/kernel`.
     """
 

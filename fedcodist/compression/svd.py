@@ -1,4 +1,4 @@
-"""Truncated singular value decompositions, whose ranks follow from an energy threshold (FedKD)."""
+"""Truncated singular value decompositions, with ranks that follow from an energy threshold (FedKD)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Factors(NamedTuple):
       left: [P, R], zero beyond `rank` columns; R = min(P, Q).
       values: [R], zero beyond `rank`.
       right: [R, Q], zero beyond `rank` rows.
-      whole: the tensor where it is sent undecomposed, else zeros.
+      whole: the tensor if it is sent undecomposed, else zeros.
       rank: int32, the number of singular values sent; 0 for a tensor of zeros; WHOLE if undecomposed.
     """
 
@@ -35,7 +35,7 @@ class Factors(NamedTuple):
     rank: Any
 
 
-# What a message holds of a tensor.
+# A tensor's part of a message.
 Part = Factors | jax.Array | np.ndarray
 
 
@@ -60,28 +60,28 @@ def svd(
 
     A tensor [..., n] is a matrix of n columns, so a convolution's kernel has a column per filter. Its
     rank is the least that keeps a share T of the energy, the sum of squared singular values (FedKD,
-    equation 8, https://arxiv.org/abs/2108.13323). T goes from `start` to `end` with the rounds (equation
-    9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q. Otherwise the
-    tensor is sent undecomposed, as are vectors, and all tensors at T = 1.
+    equation 8, https://arxiv.org/abs/2108.13323). T changes from `start` to `end` over the rounds
+    (equation 9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q.
+    Otherwise the tensor is sent undecomposed. So are vectors, and all tensors at T = 1.
 
     Tensors with values that are not finite are sent undecomposed, so that the receiver sees them.
-    Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, which rounds the
-    energy kept.
+    Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, so the energy
+    kept is only approximately T.
 
     With a range finder a matrix is decomposed within a subspace. The energy outside of it is measured,
-    so at least T of the whole is kept. If the subspace does not hold as much, the whole matrix is
-    decomposed. Ranks may be a little larger than the least. This saves time for large matrices whose
-    singular values fall fast, if clients are trained one by one. Under `vmap` both decompositions are
-    computed.
+    so at least a share T of the whole is kept. If the subspace holds less than T, the whole matrix is
+    decomposed. Ranks may be a little larger than the least. This saves time for large matrices with
+    rapidly decreasing singular values, if clients are trained one by one. Under `vmap` both
+    decompositions are computed.
 
     Args:
       start: first threshold, in (0, 1].
       end: last threshold, in [start, 1].
-      range_finder: for approximate decompositions; exact where not given.
+      range_finder: for approximate decompositions; None: exact decompositions.
 
     Raises:
       ValueError, TypeError: names the threshold or the field of the range finder that is not allowed.
-        `compress` outside of a compiled program raises ValueError for values that are not finite.
+        Outside of a compiled program `compress` raises ValueError for values that are not finite.
     """
     check_number("start", start, above=0, high=1)
     check_number("end", end, above=0, high=1)
@@ -116,7 +116,7 @@ def svd(
             elif part.rank == WHOLE:
                 arrays[f"{index}/whole"] = np.asarray(part.whole)
             else:
-                # For a matrix of zeros an empty array is sent, to tell it from a missing message.
+                # For a matrix of zeros an empty array is sent, to distinguish it from missing data.
                 rank = int(part.rank)
                 arrays[f"{index}/values"] = np.asarray(part.values[:rank])
                 if not rank:
@@ -143,9 +143,9 @@ def svd(
 
 
 def threshold(start: float, end: float, progress: Progress) -> jax.Array:
-    """T(t) = T_start + (T_end - T_start) t for the share t of the training that is done.
+    """T(t) = T_start + (T_end - T_start) t, where t is the share of the training that is done.
 
-    Computed as a weighted mean, which is exactly `end` at t = 1, and exactly 1 if both thresholds are 1.
+    It is computed as a weighted mean, so it is exactly `end` at t = 1, and exactly 1 if both are 1.
     """
     progress = jnp.minimum(jnp.asarray(progress, jnp.float32), 1)
     return jnp.where(start == end, jnp.float32(end), start * (1 - progress) + end * progress)
@@ -156,13 +156,13 @@ def rank_for(
 ) -> jax.Array:
     """The least K with at least a share of the energy in the first K singular values, int32.
 
-    It is R for a share of 1, and 0 if all values are 0. The energy left out is summed from the smallest
-    value on: it is accurate where the share kept would be rounded to 1.
+    It is R for a share of 1, and 0 if all values are 0. The energy left out is summed, starting with the
+    smallest value. It stays accurate even if the share kept would be rounded to 1.
 
     Args:
       values: [R], singular values in descending order.
       share: T, in (0, 1].
-      beyond: further energy that is in none of the values, so that even R of them may not suffice.
+      beyond: further energy that is in none of the values; with it even R values may not suffice.
     """
     largest = values[0]
     scale = jnp.where(largest > 0, largest, 1)  # squares of tiny values would vanish
@@ -174,7 +174,7 @@ def rank_for(
 
 
 def matrix_shape(leaf: Any) -> tuple[int, int] | None:
-    """The shape of the matrix made of a tensor; None if not even factors of rank 1 are smaller."""
+    """The shape of a tensor's matrix; None if even factors of rank 1 would not be smaller."""
     if len(leaf.shape) < 2:
         return None
     rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
@@ -182,7 +182,7 @@ def matrix_shape(leaf: Any) -> tuple[int, int] | None:
 
 
 def as_matrix(leaf: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The matrix to decompose, of at least 32 bits, which LAPACK needs."""
+    """The matrix to decompose, in at least 32 bits, as LAPACK needs."""
     return leaf.reshape(shape).astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
@@ -224,7 +224,7 @@ def _exact(matrix: jax.Array, share: jax.Array) -> tuple[jax.Array, ...]:
 def _within_range(
     matrix: jax.Array, share: jax.Array, finder: RangeFinder, key: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """As `_exact`, but within a random subspace if that holds the share of the energy."""
+    """Like `_exact`, but within a random subspace if this holds the share of the energy."""
     largest = jnp.max(jnp.abs(matrix))
     scaled = matrix / jnp.where(largest > 0, largest, 1)
     orthonormal = lambda vectors: jnp.linalg.qr(vectors)[0]

@@ -16,7 +16,7 @@ PyTree = Any
 
 
 class Entries(NamedTuple):
-    """Some entries of a tree that is flattened to one vector: values float32 [k], indices int32 [k]."""
+    """Some entries of a tree flattened to one vector: values float32 [k], indices int32 [k]."""
 
     values: Any
     indices: Any
@@ -26,7 +26,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
     """Sends the k entries of largest magnitude of the whole tree; the receiver sets the others to 0.
 
     The other entries are lost unless `with_error_feedback` keeps them for the next message. An entry
-    takes eight bytes, four for its value and four for its index: shares above one half save nothing.
+    takes eight bytes, four for its value and four for its index, so shares above one half save nothing.
 
     Args:
       share: of all entries, in (0, 1]; at least one is sent.

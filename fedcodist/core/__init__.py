@@ -1,4 +1,4 @@
-"""What a federated method is made of: models, examples, local training, aggregation, keys.
+"""The parts of federated methods: models, examples, local training, aggregation, random keys.
 
-Imports no other room.
+This package imports no other package of the library.
 """

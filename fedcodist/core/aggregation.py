@@ -1,4 +1,4 @@
-"""Client results, and reductions that make one aggregate of them."""
+"""Client results, and reductions that combine them into one aggregate."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class Aggregate(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a simulation counts of clients' messages, such as bytes: summed beside them, but not sent."""
+    """A simulation's measurements of clients' messages, such as bytes: summed like them, not sent."""
 
     values: PyTree
 
@@ -58,21 +58,21 @@ class Reduce(NamedTuple):
     """A reduction over clients: `finalize(sum of prepare(result, key), message, key)`.
 
     Sums are the same under a scan, over a vmapped axis and across devices, and secure aggregation can
-    protect them. What happens on a client goes into `prepare` (clipping, compression, masks). What the
-    server does to the sum goes into `finalize` (unmasking, noise).
+    protect them. `prepare` has the steps on a client, such as clipping and compression. `finalize` has
+    the server's steps on the sum, such as noise.
 
     Attributes:
       prepare: (ClientResult, the client's key) -> pytree of arrays to be summed.
       finalize: (sum, message, the round's key) -> Aggregate; message is what was broadcast.
       is_mean: whether the aggregate is the weighted mean of updates and mutable state, and the sum of
-        `extra`: that of one client of weight n is its own update. Privacy needs it.
-      mask: (prepared, the client's index, the indices of all clients of the round, -1 in a slot without
-        one, a key that they share) -> what leaves the client. None where it leaves as it is prepared.
-        Masks of all clients add up to nothing, so `finalize` does not know them.
-      bound: a client's update -> the update that `prepare` takes it for, such as a clipped one. For
-        methods whose clients go on from what they sent; None where it is taken as it is.
+        `extra`. The aggregate of a single client is then its own update. Privacy needs this.
+      mask: (prepared, the client's index, the indices of all clients of the round with -1 in empty
+        slots, a key that they share) -> what the client sends. None: it sends `prepared` unchanged.
+        The masks of all clients sum to zero, so `finalize` does not need them.
+      bound: a client's update -> the update that `prepare` uses in its place, such as a clipped one. It
+        is for methods whose clients continue from what they sent. None: `prepare` changes no update.
 
-    A reduction that wraps another keeps its other fields by `_replace`.
+    A reduction that wraps another one uses `_replace`, so that it keeps the other fields.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]
@@ -117,13 +117,13 @@ def weighted_mean() -> Reduce:
 def mask_of_round(
     reduce: Reduce, clients: jax.Array, key: jax.Array, present: jax.Array | None = None
 ) -> Callable[[PyTree, jax.Array], PyTree] | None:
-    """(prepared, client) -> what leaves the client in one round; None where nothing is masked.
+    """(prepared, client) -> what the client sends in one round; None if nothing is masked.
 
     Args:
-      reduce: whose masks they are.
+      reduce: the reduction that defines the masks.
       clients: int32 [slots], indices.
       key: the round's.
-      present: bool [slots], who takes part; all where not given.
+      present: bool [slots], who takes part; None: all.
     """
     mask = reduce.mask
     if mask is None:

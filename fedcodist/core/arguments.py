@@ -13,7 +13,7 @@ from fedcodist.core.checks import check_boolean, check_text, shown
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Checks that arguments are of the kinds that the function's annotations say.
+    """Checks that arguments have the types of the function's annotations.
 
     Booleans, text, functions, mappings by name, and named tuples with their fields are checked. A field
     whose default is a float, such as a learning rate, must be a number. Limits of numbers are checked by

@@ -18,8 +18,8 @@ class Places(NamedTuple):
 
     Attributes:
       positions: int32 [size], counted from the first example to beyond the last one.
-      indices: int32 [size], the same, but the last example's index in place of those beyond it.
-      is_real: bool [size], False where an example only fills up the batch.
+      indices: int32 [size], the positions, with the last example's index in place of larger ones.
+      is_real: bool [size], false for padding at the end of the last batch.
     """
 
     positions: jax.Array
@@ -73,9 +73,9 @@ def on_all(
 
     Args:
       answer: positions int32 [size] -> [size, ...]; positions may lie beyond the last example.
-      capacity: how many examples there are at most.
+      capacity: the largest possible number of examples.
       size: of a batch.
-      bound: for how many examples values are computed; may be traced. The rest is zeros.
+      bound: the number of examples for which values are computed; may be traced. The rest is zeros.
       devices: how many devices share the batches.
       device: index of this device. Values of the other devices' batches are zeros.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-# An exit status as of shells: 128 plus the signal's number.
+# The exit status that shells use: 128 plus the signal's number.
 INTERRUPTED = 128 + signal.SIGINT
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -43,7 +43,7 @@ def until_interrupted(work: Callable[[], int], line: str) -> int:
       line: printed if a signal has ended it.
 
     Returns:
-      Its exit status, or 128 plus the signal's number.
+      The exit status of `work`, or 128 plus the signal's number.
     """
     # Only the main thread can set handlers. Signals that are ignored, as under nohup, stay ignored.
     is_main = threading.current_thread() is threading.main_thread()
@@ -75,7 +75,7 @@ def until_interrupted(work: Callable[[], int], line: str) -> int:
 def run(
     command: Sequence[str], timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess:
-    """`subprocess.run` of a child that ends with this process; `options` as in `start`.
+    """Like `subprocess.run`, but the child ends with this process; `options` as in `start`.
 
     Raises:
       subprocess.TimeoutExpired: the child was stopped after `timeout` seconds.
@@ -93,7 +93,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
 
     Args:
       command: the program and its arguments.
-      options: of subprocess.Popen.
+      options: further arguments of subprocess.Popen.
     """
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -101,7 +101,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen:
         warnings.simplefilter("ignore", RuntimeWarning)
         return subprocess.Popen(
             command,
-            # Only this process gets Ctrl-C; it ends the others.
+            # Ctrl-C then reaches only this process, which ends its children.
             start_new_session=True,
             preexec_fn=lambda: _end_with(parent),
             **options,
@@ -134,7 +134,7 @@ def _signal(children: Sequence[subprocess.Popen], number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes what this process starts its own again when its parent ends (on Linux); see `none_left`."""
+    """Makes this process the parent of its orphaned descendants (on Linux), for `none_left`."""
     if sys.platform == "linux":
         _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -143,27 +143,27 @@ def adopt_orphans() -> None:
 def none_left() -> Iterator[None]:
     """Kills, at its end, every process that was started inside and still runs (on Linux).
 
-    `stop` ends process groups. A program that is not ours may put its workers into groups of their own
-    (torchrun does), and may end before them: the latter are found after `adopt_orphans`.
+    `stop` ends process groups. A program that is not ours may put its workers into groups of their own,
+    as torchrun does. If it ends before its workers, they are found only after `adopt_orphans`.
     """
     before = _descendants(os.getpid())
     try:
         yield
     finally:
-        # Again and again, since a process may start another one before it is killed.
+        # Repeated, since a process may start another one before it is killed.
         while left := _descendants(os.getpid()) - before:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for pid in left:
-                # Those that others have started are waited for by others, or by us once adopted.
+                # Only a process's parent can wait for it.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
             time.sleep(0.02)
 
 
 def _descendants(root: int) -> set[int]:
-    """The processes below one, without those that have ended and were not waited for."""
+    """The ids of a process's descendants. Of ended ones (zombies), only its own children are counted."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

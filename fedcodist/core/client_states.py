@@ -1,7 +1,7 @@
 """Client states: what clients keep from one participation to the next, on the device or on the host.
 
-A round gets the states of its cohorts alone. The loop around it holds the states of all clients. They
-are stacked on the device inside the scan of rounds. With streamed data they are on the host, where only
+A round gets only the states of its cohorts. The loop around it holds the states of all clients. Inside
+the scan of rounds they are stacked on the device. With streamed data they are on the host, where only
 clients that have taken part need memory.
 """
 
@@ -17,7 +17,7 @@ Clients = Mapping[str, Any]  # pool -> int32 [cohort], or [seeds, cohort]
 
 
 class ClientStates(NamedTuple):
-    """Which clients of a pool keep a state, and its first value.
+    """The clients of a pool that keep a state, and its initial value.
 
     Attributes:
       clients: int32 [pool], client indices in ascending order.
@@ -29,7 +29,7 @@ class ClientStates(NamedTuple):
 
 
 def device_client_states(definitions: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
-    """Every client's first state: pool -> leaves [seeds, pool, ...], to be moved to the device."""
+    """Every client's initial state: pool -> leaves [seeds, pool, ...], to be moved to the device."""
     return {
         pool: jax.tree.map(
             lambda leaf, pool=pool: np.broadcast_to(
@@ -60,7 +60,7 @@ def scatter(
     clients: Clients,
     client_states: Mapping[str, PyTree],
 ) -> dict[str, PyTree]:
-    """Writes the cohorts' new states, leaves [cohort, ...], to the device's, leaves [pool, ...]."""
+    """Writes the cohorts' new states, leaves [cohort, ...], into `stored`, leaves [pool, ...]."""
     return {
         pool: jax.tree.map(
             lambda leaf, new, places=_places(definitions[pool], clients[pool]): leaf.at[places].set(
@@ -76,7 +76,7 @@ def scatter(
 class HostClientStates:
     """States of the clients that have taken part so far, in the host's memory, for several seeds.
 
-    Memory doubles when it is full, so it is at most twice what these clients need.
+    When the arrays are full their length doubles, so memory is at most twice what these clients need.
     """
 
     def __init__(self, definitions: Mapping[str, ClientStates], seeds: int):
@@ -132,7 +132,10 @@ class HostClientStates:
             jax.tree.map(write, self._stacks[pool], client_states[pool])
 
     def state(self) -> dict[str, PyTree]:
-        """What a checkpoint holds: pool -> (owners int64 [met, 2], client_states [met, ...])."""
+        """For a checkpoint: pool -> (pairs (seed's index, client) int64 [met, 2], states [met, ...]).
+
+        `met` is the number of pairs whose client has taken part.
+        """
         return {
             pool: (
                 np.array(list(places), np.int64).reshape(-1, 2),

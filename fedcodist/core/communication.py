@@ -1,7 +1,7 @@
 """Bytes that a client downloads and uploads, counted from the shapes exchanged.
 
-Bytes that a method measures are its metrics `client_bytes_up` and `client_bytes_down`, which replace
-these in the summary (`run/metrics_lines.py`). A round's total is in `report/costs.py`.
+A method that measures its bytes reports the metrics `client_bytes_up` and `client_bytes_down`, which
+replace these in the summary (`run/metrics_lines.py`). `report/costs.py` computes a round's total.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def communication_of(
 ) -> Communication:
     """Counts one participation's bytes from the shapes that a method exchanges.
 
-    The client uploads its update, its mutable state, its weight and what it sends besides.
+    The client uploads the update, the mutable state, the weight and `extra` of its ClientResult.
 
     Args:
       method: a FederatedMethod.
@@ -36,7 +36,7 @@ def communication_of(
       has_server: as `check_method` gets it.
 
     Raises:
-      ValueError, TypeError: the method's functions do not fit together.
+      ValueError, TypeError: the method's functions do not fit together, see `check_method`.
     """
     with collected():  # batch statistics are checked later, when clients' sizes are known
         message, result = check_method(method, columns, has_server)

@@ -1,4 +1,4 @@
-"""Losses and metrics per example: checks of their shapes, and a loss per example made of a mean."""
+"""Per-example losses and metrics: checks of their shapes, and losses made from means over a batch."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ class WrongShape(ValueError):
 
 
 def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
-    """Makes a loss per example, [batch], of a mean over a batch, as in Flax's examples.
+    """Makes a per-example loss, [batch], from a mean over a batch, such as those in Flax's examples.
 
     `mean` is called with every example as a batch of one, so padding does not count.
 
@@ -70,11 +70,11 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
 def checked_statistic(
     name: str, statistic: Callable[[Any, Batch], Any] | SummedMetric, outputs: Any, batch: Batch
 ) -> Any:
-    """A metric's values and weights, [batch] each; of a SummedMetric its sums' leaves [batch, ...].
+    """A metric's values and weights, [batch] each; for a SummedMetric its sums, leaves [batch, ...].
 
     Raises:
-      ValueError: names the metric, if it returns anything else, or if what a SummedMetric computes of
-        its sums is no scalar.
+      ValueError: names the metric, if it returns anything else, or if a SummedMetric's `compute` does
+        not return a scalar.
     """
     if isinstance(statistic, SummedMetric):
         return _checked_sums(name, statistic, outputs, batch)
@@ -120,12 +120,12 @@ def check_by_shape(
 ) -> None:
     """Checks a model's loss and metrics by shape, as far as that can be done without its data.
 
-    Columns beside the inputs are guessed. A loss or metric of a wrong shape for all guesses is refused.
-    The rest is checked with the data, before an experiment compiles anything.
+    The shapes of columns other than the inputs are guessed. A loss or metric raises only if its shape is
+    wrong for every guess. The rest is checked with the data, before an experiment compiles anything.
 
     Args:
-      loss, metrics: a Model's; None and no metrics where they need no check.
-      inputs: the network's, columns or shapes with a leading batch axis.
+      loss, metrics: of a Model. The loss is None, and metrics are empty, if they need no check.
+      inputs: the network's input columns, as arrays or shapes with a leading batch axis.
       outputs_of: inputs -> shapes of the outputs.
 
     Raises:
@@ -152,7 +152,7 @@ def check_by_shape(
 def _check_guessed(
     check: Callable[[Any, Batch], Any], cases: Sequence[tuple[Mapping[str, Any], Any]]
 ) -> None:
-    """Raises the error of `check` if it refuses all guessed columns; not if it never gets that far."""
+    """Raises the error of `check` unless some guessed columns pass it, or none can be evaluated."""
     refused: Exception | None = None
     guesses = 0
     names: list[str] = []
@@ -201,7 +201,7 @@ def _noted(check: Callable[[Any, Batch], Any], outputs: Any, batch: Batch) -> An
 
 
 def _guesses(batch: Mapping[str, Any], outputs: Any) -> list[jax.ShapeDtypeStruct]:
-    """Shapes that a column beside the inputs may have: of labels first, then of inputs and outputs."""
+    """Shapes that a further column may have: first those of labels, then of inputs and outputs."""
     size = number_of_examples(batch)
     known = [
         leaf.shape for leaf in jax.tree.leaves((outputs, dict(batch))) if leaf.shape[:1] == (size,)

@@ -1,4 +1,4 @@
-"""Packages that only some uses need: a missing one is one line with the command that installs it."""
+"""Optional packages. If one is missing, the error is one line with the command that installs it."""
 
 import importlib.util
 import sys
@@ -17,9 +17,9 @@ def check_installed(what: str, module: str, extra: str) -> None:
     """Raises ImportError where a module cannot be found; nothing is imported.
 
     Args:
-      what: needs it, the beginning of the message.
+      what: the feature that needs the module; begins the message.
       module: top-level name of the module.
-      extra: that of fedcodist which brings it.
+      extra: the extra of fedcodist that installs the module.
     """
     if sys.modules.get(module) is None and importlib.util.find_spec(module) is None:
         title = _TITLES.get(module, module)
@@ -27,5 +27,5 @@ def check_installed(what: str, module: str, extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """What a user types to have an extra."""
+    """The command that installs an extra of fedcodist."""
     return f'pip install "fedcodist[{extra}]"'

@@ -1,4 +1,4 @@
-"""How a per-client function is executed over a cohort, and its results reduced."""
+"""Runs a per-client function over a cohort and reduces the results."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ class Execution(NamedTuple):
 
     Attributes:
       loop: 'scan': one client after another; 'vmap': `chunk_size` clients at once; 'eager': a Python
-        loop for debugging with prints, outside of any compilation, as `as_fedjax` calls it.
+        loop for debugging with prints. It must be called outside of `jax.jit`, as `as_fedjax` does.
       chunk_size: clients per chunk of 'vmap'; not used by 'scan' and 'eager'.
     """
 
@@ -41,11 +41,11 @@ class Execution(NamedTuple):
 
 
 class CohortResult(NamedTuple):
-    """The outcome of a cohort.
+    """The results of a cohort.
 
     Attributes:
       total: the sum of `prepare(result)` over the cohort, the same on every device.
-      client_states: what clients keep, in the cohort's order, or None.
+      client_states: the new client states, in the cohort's order, or None.
       metrics: name -> [cohort, ...], in the cohort's order.
       results: every client's ClientResult stacked in the cohort's order, where asked for.
     """
@@ -71,8 +71,8 @@ def for_each_client(
     """Runs `client_update` on every client of a cohort and sums `prepare` of their results.
 
     Clients are ordered by size before they are dealt to devices and chunks, so that clients which
-    share a chunk need about the same number of steps. A cohort that does not divide by devices and
-    chunk is filled up with slots of no examples and no weight.
+    share a chunk need about the same number of steps. If the cohort's size is not a multiple of devices
+    times chunk size, it is filled up with empty slots, which have no examples and no weight.
 
     Args:
       client_update: (message, client_state, data, key) -> ClientResult; pure.
@@ -80,7 +80,7 @@ def for_each_client(
       message: what every client downloads.
       client_states: client states with a leading axis [cohort], or None.
       cohort: who takes part, and where their data lie.
-      key: the round's key of this pool; each client's is derived from it and the client's index.
+      key: this pool's key of the round; each client's key is derived from it and the client's index.
       execution: scan, vmap or eager.
       axis_name: the mesh axis over which clients are dealt when the caller runs inside `shard_map` or
         `pmap`; None on one device.

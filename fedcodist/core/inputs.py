@@ -40,7 +40,7 @@ class Cohort:
       starts: int32 [cohort], first example of each client in `columns`.
       sizes: int32 [cohort], examples of each client.
       capacity: the largest size of any client of the data.
-      present: bool [cohort], who takes part; the others have no examples and no weight. All where None.
+      present: bool [cohort], who takes part; the others have no examples and no weight. None: all do.
     """
 
     columns: Mapping[str, jax.Array]
@@ -83,8 +83,8 @@ class Selection:
 class Inputs:
     """What a round reads: a cohort per pool and examples per data set.
 
-    Cohorts of data that lie on the device have one `columns` object in common. It stays one within
-    JAX's transformations, so that a round can see that they share it.
+    Cohorts of one data set on the device share one `columns` object. It stays a single object within
+    JAX's transformations, so that a round can see that it is shared.
     """
 
     cohorts: Mapping[str, Cohort]
@@ -109,7 +109,7 @@ class Inputs:
 
     @classmethod
     def tree_unflatten(cls, places: tuple[tuple[str, int], ...], parts: Any) -> "Inputs":
-        """The inverse."""
+        """The inverse of `tree_flatten_with_keys`."""
         columns, rest, examples = parts
         cohorts = {
             pool: dataclasses.replace(rest[pool], columns=columns[place]) for pool, place in places

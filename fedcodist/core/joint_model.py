@@ -1,4 +1,4 @@
-"""Several models as one, which are trained together on the same batches."""
+"""Several models as one joint model, to train them together on the same batches."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,16 +16,16 @@ def joint_model(
     loss: Callable[[Any, Batch], jax.Array],
     keeps_key: str | None = None,
 ) -> Model:
-    """The models as one, whose outputs are name -> outputs.
+    """The joint model, whose outputs are name -> outputs.
 
-    Its variables are `joint_variables`; parameters of other names are none of a model's, and stay where
-    they are.
+    Its variables are `joint_variables`. Parameters under other names belong to no model and are not
+    read.
 
     Args:
-      models: name -> model. The first one's number of classes is the whole's.
-      loss: (outputs, batch) -> per example.
-      keeps_key: the model that drops the units that it would drop alone; others' keys are derived from
-        theirs by name.
+      models: name -> model. The joint model's number of classes is that of the first.
+      loss: (outputs, batch) -> per-example loss.
+      keeps_key: the model that gets the dropout key itself, and so drops the same units as it would
+        alone. Other models get keys derived from it by their names.
     """
 
     def init(key: jax.Array) -> Variables:
@@ -48,7 +48,7 @@ def joint_model(
 
 
 def joint_variables(parts: Mapping[str, Variables]) -> Variables:
-    """Several models' variables as one's: name -> parameters, and name -> mutable state."""
+    """The joint model's variables: name -> parameters, and name -> mutable state."""
     return Variables(
         {name: variables.params for name, variables in parts.items()},
         {name: variables.mutable for name, variables in parts.items()},

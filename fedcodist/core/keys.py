@@ -9,8 +9,8 @@ def derive(key: jax.Array, *path: str | int | jax.Array) -> jax.Array:
     """Returns the key for one purpose, such as `derive(root, 'clients', round, pool, client)`.
 
     Keys depend on the root and the path alone: not on earlier draws, on the device, or on which other
-    pools exist. So methods that share a root share their
-    cohorts and batch orders, and a resumed run draws what an uninterrupted one would.
+    pools exist. So methods that share a root share their cohorts and batch orders, and a resumed run
+    draws the same as an uninterrupted one.
 
     Args:
       key: a JAX random key.

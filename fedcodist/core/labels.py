@@ -1,4 +1,4 @@
-"""Labels as integer classes, made of the forms in which data sets have them."""
+"""Labels as integer classes, converted from the forms that data sets use."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def class_labels(
       labels: whole numbers or bool [batch] or [batch, 1], or one-hot [batch, num_classes] of any type;
         `check_experiment` checks on the data that these are one-hot.
       num_classes: the width of the network's outputs.
-      rank: axes of labels that are whole numbers: more than 1 where an example has several.
+      rank: number of axes of integer labels: more than 1 if an example has several labels.
       name: the labels' column, for messages.
 
     Raises:

@@ -21,9 +21,10 @@ class LayerOutputs(NamedTuple):
       logits: [batch, classes].
       hidden: an array [batch, ..., width] per layer, from the inputs to the outputs. Where a layer reads
         several inputs, a tuple of arrays of one width, one per input.
-      attention: an array [batch, heads, ..., queries, keys] per attention layer, or a tuple per layer.
+      attention: an array [batch, heads, ..., queries, keys] per attention layer; a tuple of them where
+        a layer reads several inputs.
       is_real: for text, bool [batch, ..., positions], false for padding; a tuple where layers read
-        several inputs. None where a network has no padding or does not return it.
+        several inputs. None if a network has no padding or does not return it.
     """
 
     logits: jax.Array
@@ -33,10 +34,10 @@ class LayerOutputs(NamedTuple):
 
 
 def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:
-    """Makes a Model of a Flax linen module whose `hidden` are the outputs of some submodules.
+    """Makes a Model from a Flax linen module. Its `hidden` are the outputs of some submodules.
 
-    Images [batch, height, width, channels] between layers become their mean over positions. Parameters
-    and their first values are those of `from_flax_linen`.
+    Feature maps [batch, height, width, channels] are averaged over positions. Parameters and their
+    initial values are those of `from_flax_linen`.
 
     Args:
       module: a `flax.linen.Module` that returns logits.
@@ -95,7 +96,7 @@ def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[Any, Any],
 
 
 def pooled(hidden: jax.Array) -> jax.Array:
-    """The mean over positions of images; anything else as it is."""
+    """Averages feature maps over positions; other outputs are returned unchanged."""
     return jnp.mean(hidden, axis=(1, 2)) if hidden.ndim == 4 else hidden
 
 

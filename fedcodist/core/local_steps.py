@@ -1,4 +1,4 @@
-"""Local training by steps on an endless stream of examples, for clients who meet every so many steps."""
+"""Local training by steps on an endless stream of examples, for clients who meet between rounds."""
 
 import functools
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class StepTraining(NamedTuple):
       optimizer: learning rate -> optax optimizer.
       batch_size: private examples per step. Batches are always full: a client's examples are shuffled
         again after every pass, and a batch may span two passes.
-      steps: per round; clients meet between rounds.
+      steps: optimizer steps per round; clients communicate between rounds.
       preprocess: (batch, key, positions) -> batch, of private examples.
       schedule: (learning rate, share of the run's steps done) -> the step's learning rate.
     """
@@ -52,7 +52,7 @@ class StepTraining(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A client's model and its optimizer's state, which is kept over all rounds."""
+    """A client's model and the state of its optimizer, which continues over all rounds."""
 
     variables: Variables
     optimizer_state: PyTree
@@ -66,7 +66,7 @@ def check_step_training(training: StepTraining, num_rounds: int) -> None:
 
 
 def start_learners(training: StepTraining, models: dict[str, Variables]) -> dict[str, Learner]:
-    """Gives models, architecture -> leaves [group, ...], fresh optimizer states."""
+    """Adds fresh optimizer states to models, architecture -> leaves [group, ...]."""
     fresh = jax.vmap(functools.partial(lasting_state, "training.optimizer", training.optimizer))
     return {name: Learner(variables, fresh(variables.params)) for name, variables in models.items()}
 
@@ -83,7 +83,7 @@ def train_steps(
     further: FurtherTerm | None = None,
     further_metrics: tuple[str, ...] = (),
 ) -> tuple[Learner, dict[str, jax.Array]]:
-    """Trains a client for one round of steps. A client without examples (data.bound 0) makes none.
+    """Trains a client for one round of steps. A client without examples (data.bound 0) takes no step.
 
     Batches, preprocessing and dropout depend on the key and the step alone, so methods that share a key
     see the same private batches.
@@ -97,7 +97,7 @@ def train_steps(
       round: counted from 0.
       num_rounds: of the run, for the schedule.
       learning_rate: before the schedule, may be traced.
-      further: a term beside the model's loss on private examples. Its gradient is added.
+      further: a loss term beside the model's loss on private examples. Its gradient is added.
       further_metrics: the names of the term's metrics.
 
     Returns:
@@ -132,8 +132,8 @@ def train_steps(
         (loss, mutable), gradient = jax.value_and_grad(private_loss, has_aux=True)(variables.params)
         metrics = {"loss": loss}
         if further is not None:
-            # Gradients are added, not losses: a term of weight 0 then adds zeros, and the client trains
-            # to the bit as one without the term.
+            # Gradients are added, not losses. A term of weight 0 then adds zeros, and training agrees
+            # to the bit with training without the term.
             extra, mutable, more = further(
                 Variables(variables.params, mutable), step, index, keys.derive(step_key, "further")
             )

@@ -34,8 +34,8 @@ class LocalTraining(NamedTuple):
       batch_size: examples per step; the last batch of an epoch may be smaller (it is masked).
       epochs: passes over the client's examples.
       preprocess: (batch, key, positions) -> batch, for example decoding and augmentation.
-      differentiate: what the optimizer takes for a batch's gradient, as `train_client` has it, such as
-        `fedcodist.example_private`'s; the gradient of the loss where None.
+      differentiate: computes the gradient that the optimizer gets for a batch, such as that of
+        `fedcodist.example_private`; see `train_client`. None: the gradient of the loss.
     """
 
     optimizer: OptimizerFactory = optax.sgd
@@ -55,15 +55,15 @@ def check_training(
 
 
 def batch_size_for(batch_size: int, capacity: int) -> int:
-    """The batch size, at most the largest client's examples where it is far larger than they are.
+    """The batch size, reduced to the largest client's examples if it is far larger.
 
-    Only padding is left out, which changes nothing but takes memory: people write 10**9 for "all".
+    This only leaves out padding, which changes no result but takes memory. People write 10**9 for "all".
     """
     return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
 
 
 def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
-    """Raises TypeError that names the argument unless `factory` makes an optax optimizer of a rate."""
+    """Raises TypeError that names the argument unless `factory` maps a rate to an optax optimizer."""
     promise = (
         f"{name} must be a function of the learning rate, such as optax.sgd itself or "
         "lambda rate: optax.adam(rate, eps=1e-5)"
@@ -81,10 +81,10 @@ def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
 
 
 def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:
-    """The first state of an optimizer that continues over rounds, with a learning rate for every round.
+    """The initial state of an optimizer that continues over rounds, each with its own learning rate.
 
     Raises:
-      ValueError: names the optimizer; it keeps its learning rate in its state, so the first would stay.
+      ValueError: names the optimizer, if its state holds the learning rate: the first rate would stay.
     """
     state = factory(0.0).init(params)
     keeps_rate = lambda node: hasattr(node, "hyperparams")
@@ -129,8 +129,8 @@ def train_client(
     """Trains a copy of `variables` on one client's examples.
 
     Each epoch visits every example once in a random order. A client that is trained together with
-    larger ones makes as many steps as they do; the steps beyond its own change nothing. Padded examples
-    have no weight in losses and batch statistics.
+    larger clients takes as many steps as they do; its surplus steps change nothing. Padding has no
+    weight in losses and batch statistics.
 
     Args:
       model: the network.
@@ -141,11 +141,10 @@ def train_client(
       learning_rate: client learning rate, may be traced.
       gradient_hook: (gradient, params) -> gradient, such as FedProx's or SCAFFOLD's term.
       loss_hook: (outputs, batch) -> per-example loss [batch] in place of the model's.
-      optimizer_state: where the optimizer continues; a fresh one where not given.
-      differentiate: makes of the loss of a batch a function of the same arguments that returns ((loss,
-        mutable state), what the optimizer takes for the gradient), such as pFedMe's or Per-FedAvg's.
-        `training.differentiate` or `jax.value_and_grad` where not given. Another mutable state may hold
-        more than the model's.
+      optimizer_state: the state from which the optimizer continues; None: a fresh state.
+      differentiate: loss of a batch -> function of the same arguments that returns ((loss, mutable
+        state), the gradient for the optimizer); pFedMe and Per-FedAvg give one. The mutable state may
+        hold more than the model's. The default is `training.differentiate` or `jax.value_and_grad`.
 
     Returns:
       The trained client. Every step's loss is computed at the parameters before that step.
@@ -241,7 +240,7 @@ def gradient_of_a_batch(
     key: jax.Array,
     loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
 ) -> PyTree:
-    """The gradient of a client's loss on one batch of its examples, as in a first step.
+    """The gradient of a client's loss on one batch of its examples, as in the first step of training.
 
     Arguments are those of `train_client`. Nothing is trained.
     """
@@ -260,7 +259,7 @@ def _example_order(key: jax.Array, data: ClientData, batch_size: int, epochs: in
 
 
 def drawn_examples(data: ClientData, count: int, key: jax.Array) -> ClientData:
-    """A client with `count` of its examples, drawn without replacement; with all where it has fewer."""
+    """A client's data with `count` of its examples, drawn without replacement; all if it has fewer."""
     count = min(count, data.capacity)
     positions = permuted_positions(key, jnp.arange(count), data.size)
     return ClientData(

@@ -8,7 +8,7 @@ import jax
 
 from fedcodist.core.devices import from_all_processes
 
-# The rest is for evaluation, the next round's inputs and gaps between arrays.
+# The remaining share is for evaluation, the next round's inputs and gaps between arrays.
 ACCELERATOR_SHARE = 0.9
 # A CPU's memory also holds the host's copy of the data, and other programs.
 CPU_SHARE = 0.5
@@ -16,7 +16,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def available_bytes(processes_here: int = 1) -> int:
-    """Bytes of a device that a program may use: a share of its memory, the least of all processes."""
+    """Bytes of a device that a program may use: a share of its memory, the smallest of all processes."""
     about = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in about:
         share = ACCELERATOR_SHARE * about["bytes_limit"]

@@ -1,8 +1,8 @@
-"""What a federated method is, and what the experiment loop sees of an algorithm.
+"""The interfaces of federated methods, and of algorithms as the experiment loop sees them.
 
 A *client state* is what one client keeps between its participations. A *pool* is the clients who train
-one model. In algorithms of parties, every party has a model: `client_states` is empty, there is one
-cohort, `parties`, and metrics and `communication` name the parties as their pools.
+one model. In algorithms of parties every party has a model of its own. Then `client_states` is empty and
+the only cohort is `parties`. Metrics and `communication` use the parties' names in place of pools.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from fedcodist.core.model import Model, Variables
 PyTree = Any
 SHARED_MODEL = "shared"
 PARTIES = "parties"  # the one cohort of parties, and the name of all their models together
-FINE_TUNED = "_fine_tuned"  # ends the names of models after one more local training
+FINE_TUNED = "_fine_tuned"  # suffix of the names of models after one more local training
 
 
 class PersonalModel(NamedTuple):
@@ -30,8 +30,8 @@ class PersonalModel(NamedTuple):
 
     Attributes:
       model: gives outputs, loss and metrics.
-      variables: (state, client_state) -> a client's Variables, also before its first participation.
-        `state` is the server's in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
+      variables: (state, client_state) -> a client's Variables; defined before its first participation
+        too. `state` is the server's in a FederatedMethod, and the algorithm's in a FederatedAlgorithm.
     """
 
     model: Model
@@ -39,12 +39,12 @@ class PersonalModel(NamedTuple):
 
 
 class PrivateSends(NamedTuple):
-    """What the accounting of privacy has to know of a method made by `fedcodist.privacy.private`.
+    """What privacy accounting has to know about a method made by `fedcodist.privacy.private`.
 
     Attributes:
-      noise_multiplier: the deviation of a sum's noise by the bound of one client's share in it.
-      expected_clients: what sums are divided by; None for the number of clients who took part.
-      bands: rounds over which noise is correlated; a client may take part once in so many.
+      noise_multiplier: a sum's noise standard deviation, divided by the bound on one client's share.
+      expected_clients: the number that sums are divided by; None: how many clients took part.
+      bands: rounds over which noise is correlated; in so many rounds a client may take part once.
     """
 
     noise_multiplier: float
@@ -73,25 +73,25 @@ class FederatedMethod(NamedTuple):
       broadcast: server -> message, what a client downloads. Its attributes `params` and `mutable` are
         the model.
       client_update: (message, client_state, data, key, hyper) -> ClientResult.
-      reduce: how results are summed and what the server makes of the sum.
+      reduce: how results are summed, and how the server turns the sum into an Aggregate.
       server_update: (server, aggregate, round, hyper) -> server. Schedules are functions of round.
       variables: server -> the model's Variables.
       set_model: (server, Variables, reset_optimizer) -> server with that model. The server's optimizer
-        starts afresh if `reset_optimizer`, a Python bool, is true. Distillation puts its model in here.
-      init_client_state: () -> what a client keeps before its first participation; None if nothing.
+        starts afresh if `reset_optimizer`, a Python bool, is true. Distillation at the server uses it.
+      init_client_state: () -> client state before the first participation; None if clients keep none.
       personal_models: name -> PersonalModel that can be evaluated; none in most methods.
       sends_models: whether a client's update is the received model minus the trained one. A server that
-        needs the clients' single models computes them from it. A gradient or a sketch does not allow it.
-      num_clients: how many clients the pool must have, where the method depends on it; else None.
+        needs the individual models computes them from updates, but cannot from gradients or sketches.
+      num_clients: how many clients the pool must have, if the method depends on it; else None.
       name: the method's name, for progress and tables.
       gradient: (message, client_state, data, key, hyper) -> the gradient of a client's loss on one batch
-        at the model that it received, for diagnostics. None where a method does not define it.
-      fine_tune: (server, client_state, data, key, hyper) -> name -> Variables: the models that a client
-        has after it has adapted them to its own examples, by the names of `personal_models`; the
-        shared one is SHARED_MODEL. Where None, they are those of `client_update`.
-      privacy: how private the sums are; None where they are not.
-      server_message: server -> what `reduce.finalize` gets for the message, with what the server keeps
-        to itself, such as a noise's state. None where that is the message which clients download.
+        at the received model, for diagnostics. None if a method does not define it.
+      fine_tune: (server, client_state, data, key, hyper) -> name -> Variables: a client's models after
+        it has adapted them to its own examples. Names are those of `personal_models`, and SHARED_MODEL
+        for the shared model. None: they are the models after `client_update`.
+      privacy: for privacy accounting; None if the method's sums are not private.
+      server_message: server -> the message that `reduce.finalize` gets. It may also hold what only the
+        server knows, such as the state of its noise. None: it is the message that clients download.
     """
 
     model: Model
@@ -117,7 +117,7 @@ class FederatedMethod(NamedTuple):
 
 
 class HostState(Protocol):
-    """What programs keep in the host's memory, and checkpoints hold beside the algorithm's state."""
+    """State in the host's memory, which checkpoints hold beside the algorithm's state."""
 
     def state(self) -> PyTree:
         """Arrays; the first axis may grow over a run."""
@@ -126,7 +126,7 @@ class HostState(Protocol):
         """The shapes of `state`; -1 stands for the length of a first axis that grows."""
 
     def restore(self, state: PyTree) -> None:
-        """Goes on from a checkpoint's `state`."""
+        """Continues from a checkpoint's `state`."""
 
 
 class Predictor(NamedTuple):
@@ -139,7 +139,7 @@ class Predictor(NamedTuple):
       members: names of models that one program evaluates one after another, such as the parties of
         one architecture. `variables` is then stacked, leaves [members, ...]. `predict` gets one
         member's, and results have the members' names. Empty for one model.
-      clients: the clients whose models the members are, ascending; empty where they are nobody's.
+      clients: the clients to whom the members belong, ascending; empty if they belong to no client.
     """
 
     model: Model
@@ -150,18 +150,18 @@ class Predictor(NamedTuple):
 
 
 class ClientModels(NamedTuple):
-    """The models that clients would use, which are judged on each client's own examples.
+    """The models that clients would use, which are evaluated on each client's own examples.
 
     Attributes:
       clients: int32 [n], client indices in ascending order.
       predictors: name -> Predictor, which gives outputs, loss and metrics. Its `variables` is not used.
-      variables: (state, client_state) -> name -> what `predict` gets of one client, Variables or an
+      variables: (state, client_state) -> name -> one client's argument of `predict`, Variables or an
         ensemble. `state` is the algorithm's.
       fine_tuned: (state, client_state, data, key, hyper) -> name -> Variables after the client has
-        trained on its examples `data` once more; names of `predictors`. None where methods do not
-        tell models before local training from those after it.
+        trained on its examples `data` once more; names are those of `predictors`. None if methods do
+        not distinguish models before and after local training.
       client_states: state -> leaves [n, ...], for clients whose models lie in the algorithm's state,
-        such as parties. Where None, they are those of the pool in the algorithm's `client_states`.
+        such as parties. None: they are those of the pool in the algorithm's `client_states`.
     """
 
     clients: np.ndarray
@@ -174,13 +174,13 @@ class ClientModels(NamedTuple):
 
 
 class PrivateCohorts(NamedTuple):
-    """One pool's sums, as the accounting of privacy sees them; one sum a round.
+    """One pool's sums, as privacy accounting sees them; one sum per round.
 
     Attributes:
       clients: int32 [n], the clients who can be drawn.
-      noise_multiplier: `PrivateSends`'s; 0 where the pool's method is not private.
+      noise_multiplier: that of `PrivateSends`; 0 if the pool's method is not private.
       cohort_size: clients per round; the expected number for a Poisson cohort.
-      most: the bound on a Poisson cohort; None for cohorts of a fixed size, without replacement.
+      most: a Poisson cohort's largest size; None for cohorts of a fixed size, without replacement.
       cycle: rounds in which every client can be drawn once.
     """
 
@@ -198,28 +198,29 @@ class FederatedAlgorithm(NamedTuple):
       name: the method's name, for tables.
       hyper: default hyper-parameters, a pytree of floats.
       init: key -> state.
-      client_states: pool -> ClientStates: which clients keep one, and its first value.
+      client_states: pool -> ClientStates: which clients keep a state, and its initial value.
       select: (round, key) -> Selection. It never looks at the model, so it can run ahead on a host
         that streams data. Everything it draws is a function of (round, key), so there is no sampler
         state to carry or to checkpoint.
       round: (state, client_states, Round, hyper) -> (state, client_states, metrics). `client_states`
         are the cohorts', pool -> leaves [cohort, ...]. Metrics are arrays that are averaged over rounds,
         most of them scalars. For every key of `communication` they must have `<pool>/finite`: whether
-        what the pool's clients sent is finite. `<pool>/finite_model`, of its new model, is optional.
+        everything that the pool's clients sent is finite. `<pool>/finite_model`, whether its new model
+        is finite, is optional.
       predictors: name -> Predictor.
       communication: pool -> bytes of one participation, computed from shapes. Where they differ from
         round to round, the metrics `<pool>/client_bytes_up` and `client_bytes_down` replace them.
       num_clients: clients that the data must have, one more than the largest index of any pool.
       data_set_sizes: data set -> examples that it must have, as `select` draws among them.
-      notes: lines that the launcher prints before the run, such as how much memory it needs for what.
+      notes: lines that the launcher prints before the run, such as how much memory it needs.
       personal_models: pool -> name -> PersonalModel of the pool's clients. Tables report the mean over
         clients under this name.
-      host_state: what programs keep in the host's memory and look up there, such as MHD's stale
-        checkpoints. None for most algorithms.
+      host_state: state that programs look up in the host's memory, such as MHD's stale checkpoints.
+        None for most algorithms.
       client_models: pool -> the models that its clients would use. Those of parties follow from
         `predictors`, see `all_client_models`.
-      privacy: pool -> PrivateCohorts, of every pool whose cohorts are drawn by themselves, where any
-        pool's method is private; empty where none is.
+      privacy: pool -> PrivateCohorts, for every pool whose cohorts are drawn independently. Empty if no
+        pool's method is private.
     """
 
     name: str
@@ -240,7 +241,7 @@ class FederatedAlgorithm(NamedTuple):
 
 
 def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:
-    """Pool or architecture -> the models that its clients would use; those of parties as PARTIES."""
+    """Pool or architecture -> the models that its clients would use; PARTIES names parties' models."""
 
     def of_members(predictor: Predictor) -> ClientModels:
         return ClientModels(
@@ -287,7 +288,7 @@ def single_model(model: Model, variables: Callable[[PyTree], Variables]) -> Pred
 
 
 def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> dict[str, PyTree]:
-    """A predictor's results by name: its own, or its members', who lie along `axis` of every leaf."""
+    """A predictor's results by name: its own name, or its members', which lie along `axis` of leaves."""
     if not predictor.members:
         return {name: tree}
     before = (slice(None),) * axis
@@ -296,7 +297,7 @@ def by_member(name: str, predictor: Predictor, tree: PyTree, axis: int = 0) -> d
 
 
 def message_to_reduce(method: FederatedMethod, server: PyTree, message: PyTree) -> PyTree:
-    """What `method.reduce.finalize` gets for the message that clients downloaded."""
+    """The message for `method.reduce.finalize`; `message` is the one that clients downloaded."""
     return message if method.server_message is None else method.server_message(server)
 
 

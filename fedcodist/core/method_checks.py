@@ -1,7 +1,7 @@
 """Checks by shape that the functions of a FederatedMethod fit together, before anything compiles.
 
-Authors of a method get one line that names the function. Without these checks it would be an error of
-JAX inside a compiled loop.
+Authors of a method get one line that names the function. Without these checks they would get an error
+of JAX from inside a compiled loop.
 """
 
 import dis
@@ -18,7 +18,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.tracing import strongly_typed
 
 PyTree = Any
-# What a function that does not fit may raise while it is traced.
+# Exceptions that tracing a function may raise if it does not fit its arguments.
 MISFITS = (
     TypeError,
     ValueError,
@@ -38,11 +38,11 @@ def check_method(
     Args:
       method: a FederatedMethod.
       columns: the federated data's columns, arrays or shapes.
-      has_server: whether the method's own functions are the server. False for HeteroFL, whose clients
-        get a part of the model and whose algorithm has the whole.
+      has_server: whether the method's own functions are the server. False for HeteroFL: its clients get
+        a part of the model, and its algorithm holds the whole.
 
     Returns:
-      The shapes of what a client downloads and of what it returns.
+      The shapes of the message that a client downloads, and of its ClientResult.
 
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
@@ -133,10 +133,10 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str =
     """The shapes of a function's result.
 
     Args:
-      name: the function's, for messages.
-      function: what is traced.
+      name: the function's name, for messages.
+      function: the function to trace.
       arguments: arrays or shapes.
-      hint: what the function may look up; ends the message where it looks up something else.
+      hint: what the function may look up; ends the message if it looks up something else.
 
     Raises:
       ValueError, TypeError: names the function, and says what is wrong with it.
@@ -156,18 +156,18 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str =
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether a `raise` of this library made an error, so that its message needs no addition."""
+    """Whether this library raised an error, so that its message is already complete."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     if place is None or not place.tb_frame.f_globals["__name__"].startswith("fedcodist."):
         return False
-    # Python itself raises where the library calls a function with too many arguments.
+    # Python itself raises if the library calls a function with too many arguments.
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 class Promised(Exception):
-    """A function returned something else than it must; the message continues after its name."""
+    """A function returned a wrong kind of value. The message continues after the function's name."""
 
 
 def hyper_shape(value: Any) -> Any:
@@ -186,7 +186,7 @@ def check_variables(name: str, variables: Any) -> None:
 
 
 def check_same(promise: str, expected: PyTree, actual: PyTree) -> None:
-    """Raises TypeError, begun by `promise`, unless structures, shapes and dtypes are the same."""
+    """Raises TypeError that begins with `promise` unless structures, shapes and dtypes are the same."""
     before, after = (
         {jax.tree_util.keystr(path): shape_of(leaf) for path, leaf in leaves}
         for leaves in (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (expected, actual))

@@ -12,7 +12,7 @@ from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
-# What is averaged: (outputs, batch) -> (values [batch], weights [batch]).
+# A statistic to average: (outputs, batch) -> (values [batch], weights [batch]).
 Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
 
 
@@ -44,9 +44,9 @@ def accuracy(label: str = "label") -> Statistic:
 
 
 def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
-    """A statistic of two classes, such as `accuracy()`, for a network with one output per example.
+    """Makes a statistic of two classes, such as `accuracy()`, accept one output per example.
 
-    Label 1 is predicted where the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
+    Label 1 is predicted if the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
     0.5 for a probability.
     """
 
@@ -103,7 +103,7 @@ def recall(positive: int = 1, label: str = "label") -> Statistic:
 def f_score(positive: int = 1, label: str = "label") -> Statistic:
     """The harmonic mean of precision and recall of a class, F = 2 TP / (predicted + actual).
 
-    0 where no example is predicted positive; NaN where none is positive either.
+    It is 0 if no example is predicted positive, and NaN if in addition no example is positive.
     """
 
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -114,7 +114,7 @@ def f_score(positive: int = 1, label: str = "label") -> Statistic:
 
 
 def top_k(k: int, label: str = "label") -> Statistic:
-    """Share of examples whose label is among the k largest logits; of equal ones the first counts."""
+    """Share of examples whose label is among the k largest logits; among ties lower classes win."""
 
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if not 0 < k <= outputs.shape[-1]:
@@ -165,7 +165,7 @@ def grouped_mean(
     """The mean of a statistic within groups: per label, per client, per domain.
 
     Args:
-      statistic: what is averaged.
+      statistic: the statistic to average.
       group: batch -> int [batch], each example's group in [0, num_groups).
       num_groups: number of groups; `compute` returns an array [num_groups].
     """
@@ -187,7 +187,7 @@ def summed(metric: SummedMetric, like: Any) -> Metric:
     """A SummedMetric over all examples.
 
     Args:
-      metric: its sums and what is made of them.
+      metric: the sums, and the function computed from them.
       like: shapes of `metric.sums` of a batch, leaves [batch, ...].
     """
 
@@ -218,13 +218,13 @@ def grouped_sums(
 
 
 def _real(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Values [batch, ...] that may be summed: 0 for padding, whatever it holds."""
+    """Values [batch, ...] to be summed: 0 in place of padding, even if that holds NaN."""
     is_real = (mask > 0).reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     return jnp.where(is_real, values.astype(_summed_dtype(values)), 0)
 
 
 def _summed_dtype(values: jax.Array | jax.ShapeDtypeStruct) -> Any:
-    """Whole numbers stay whole, so that counts are exact; bfloat16 would lose small addends."""
+    """int32 for integers and bools, so that counts are exact; at least float32 for sums of floats."""
     is_whole = values.dtype == bool or jnp.issubdtype(values.dtype, jnp.integer)
     return jnp.int32 if is_whole else jnp.promote_types(values.dtype, jnp.float32)
 

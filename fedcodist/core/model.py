@@ -1,4 +1,4 @@
-"""`Model`: a network with its loss and metrics as pure functions, made of Flax or Haiku networks."""
+"""`Model`: a network with its loss and metrics as pure functions, made from Flax or Haiku networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ PyTree = Any
 Batch = Mapping[str, jax.Array]
 _MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
 _REMAT_PREFIXES = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
-# (method in place of `__call__`, arguments by place, arguments by name)
+# (method in place of `__call__`, positional arguments, keyword arguments)
 _LinenArguments = tuple[Callable[..., Any] | None, list[Any], dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ class Model(NamedTuple):
         -> (outputs, mutable). `key` drives dropout. `mask` float [batch] is 1 for real examples and 0
         for padding, which batch statistics leave out. `axis_name` is a mesh axis over which the batch
         is sharded and batch statistics are synchronised. In evaluation `mutable` is returned unchanged.
-      loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one of a mean
+      loss: (outputs, batch) -> per-example loss [batch]; `fedcodist.per_example` makes one from a mean
         over a batch.
       metrics: name -> statistic or SummedMetric, see `fedcodist.core.metrics`.
       num_classes: width of the outputs.
@@ -62,12 +62,12 @@ class Model(NamedTuple):
     mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
 
     def outputs(self, variables: Variables, batch: Batch) -> Any:
-        """Of a batch, in evaluation mode."""
+        """The network's outputs for a batch, in evaluation mode."""
         return self.apply(variables, batch)[0]
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """Softmax cross-entropy of logits [batch, classes] with `class_labels` of 'label', [batch].
+    """Softmax cross-entropy [batch] of logits [batch, classes], with the column 'label' as labels.
 
     Raises:
       ValueError: names the loss, if there is only one class, whose probability is always 1.
@@ -90,18 +90,18 @@ def from_flax_linen(
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
-    """Makes a Model of a Flax linen module.
+    """Makes a Model from a Flax linen module.
 
     The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`, they
-    are passed, also through `nn.remat`. If it has an attribute `axis_name`, it is set where the batch is
-    sharded.
+    are passed, also through `nn.remat`. If the module has an attribute `axis_name`, that attribute is
+    set when the batch is sharded.
 
     Args:
       module: a `flax.linen.Module`.
       example: inputs with a leading batch axis, for initialisation.
-      inputs: the batch's key of the network's inputs. With several keys, the network gets a dictionary.
+      inputs: the column that the network reads. With several columns, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
@@ -172,7 +172,7 @@ def from_flax_nnx(
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
-    """Makes a Model of a Flax NNX module.
+    """Makes a Model from a Flax NNX module.
 
     Training and evaluation are the module's modes `train()` and `eval()`. Parameters of its `__call__`
     that are named `train`, `mask` or `axis_name` are passed.
@@ -182,7 +182,7 @@ def from_flax_nnx(
       example: inputs with a leading batch axis, for the width of the outputs.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: as `from_flax_linen`.
@@ -196,7 +196,7 @@ def from_flax_nnx(
     modules = [module for _, module in nnx.iter_modules(template)]
     if TRAIN not in call.accepted:
         for module in modules:
-            # NNX's `train()` and `eval()` set those of _MODES.
+            # The attributes in _MODES are set by NNX's `train()` and `eval()`.
             attributes = {n: v for n, v in vars(module).items() if n not in _MODES}
             check_attributes("create", module, attributes)
     graphs: dict[bool, Any] = {}
@@ -244,7 +244,7 @@ def from_haiku(
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
-    """Makes a Model of a Haiku network.
+    """Makes a Model from a Haiku network.
 
     Args:
       network: the function that `haiku.transform` takes, called as `network(x)`. Parameters named
@@ -252,7 +252,7 @@ def from_haiku(
       example: inputs with a leading batch axis, for initialisation.
       inputs: the batch's key of the network's inputs.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
-      metrics: name -> statistic or SummedMetric; accuracy where not given.
+      metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
       ValueError: as `from_flax_linen`.
@@ -343,10 +343,10 @@ def _finish(
 
 
 def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _LinenArguments]:
-    """Returns (train, mask) -> (method, arguments by place, arguments by name) of a linen module.
+    """Returns (train, mask) -> (method, positional arguments, keyword arguments) of a linen module.
 
     A module under `nn.remat` or `nn.jit` traces its arguments, `train` too, except those that are
-    declared static by position. The first of three ways that works is taken.
+    declared static by position. Three ways to pass `train` are tried; the first that works is used.
     """
 
     def by_name(**available: Any) -> _LinenArguments:
@@ -395,7 +395,7 @@ def _linen_layers_off(
     apply: Callable[..., tuple[Any, PyTree]],
     batch: Mapping[str, Any],
 ) -> list[str]:
-    """Names of layers that drop units or normalise by the batch, but not in training."""
+    """Names of dropout and normalisation layers that stay in evaluation mode during training."""
     import flax.linen as nn
     from flax.errors import InvalidRngError, ModifyScopeVariableError
     from flax.linen.module import InterceptorContext
@@ -465,7 +465,7 @@ def _is_the_same_in_training(
     apply: Callable[..., tuple[Any, PyTree]],
     batch: Mapping[str, Any],
 ) -> bool:
-    """Whether a network's programs of training and evaluation are the same."""
+    """Whether a network compiles to the same program in training and in evaluation."""
     variables = jax.eval_shape(init, _key_shape())
     programs = [
         str(

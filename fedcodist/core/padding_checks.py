@@ -1,7 +1,7 @@
 """Checks that padding does not count in networks' batch statistics.
 
 A client's last batch is padded where its examples are not a multiple of the batch size. `mask` tells
-networks which examples are padding. A network with batch statistics that ignores it would count padding.
+networks which examples are padding. Batch statistics of a network that ignores `mask` count padding too.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _HOW_TO_MEND = (
 
 
 class Filled(NamedTuple):
-    """Batches that may be padded, of a network that counts padding.
+    """Batches that may be padded, for a network whose batch statistics count padding.
 
     Attributes:
       clients: indices of the clients that train on them; None where unknown.
@@ -91,10 +91,10 @@ def check_filled_batches(
       variables: its Variables.
       batch: a batch.
       batch_size: examples per step.
-      data: the client's; its size is a tracer inside a compiled program.
+      data: the client's examples; `data.size` is a tracer inside a compiled program.
 
     Raises:
-      ValueError: names the network, if the client's size is known and no multiple of the batch size.
+      ValueError: names the network, if the client's size is known and not a multiple of the batch size.
     """
     if not jax.tree.leaves(variables.mutable) or not counts_padding(apply, variables, batch):
         return

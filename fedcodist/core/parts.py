@@ -1,4 +1,4 @@
-"""Parts of a tree by names: leaves that are chosen, the others, and the two joined again.
+"""Splits a tree by its leaves' names into the chosen leaves and the rest, and joins them again.
 
 A part has the tree's structure with None in place of the leaves that are not in it. None holds no
 array, so a part takes the memory and the bytes of its own leaves alone.
@@ -20,21 +20,21 @@ Chosen = str | Sequence[str] | Callable[[str], bool]
 
 
 def choice_of(argument: str, chosen: Chosen, variables: Variables) -> Callable[[str], bool]:
-    """Makes a function (path of a leaf) -> whether it is chosen.
+    """Makes a function (path of a leaf) -> whether the leaf is chosen.
 
     A pattern chooses the leaves in whose path it matches one name, or several names that follow each
     other: 'head' chooses `head/kernel`, '*Norm*' the scale in `backbone/BatchNorm_0/scale`, and
-    'Dense_1/bias' that bias. `*`, `?` and `[...]` are those of file names; cases differ.
+    'Dense_1/bias' that bias. `*`, `?` and `[...]` work as in file names. Case matters.
 
     Args:
-      argument: its name, for messages.
+      argument: the name of the argument `chosen`, for messages.
       chosen: patterns, or a function.
       variables: a model's, arrays or shapes. Paths in mutable state begin with its collection, such as
         `batch_stats/BatchNorm_0/mean`.
 
     Raises:
-      TypeError, ValueError: names the argument: neither patterns nor a function, or a pattern that
-        matches nothing.
+      TypeError, ValueError: names the argument, if it is neither patterns nor a function, or if a
+        pattern matches nothing.
     """
     if callable(chosen):
         return chosen

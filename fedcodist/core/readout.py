@@ -17,11 +17,11 @@ import numpy as np
 PyTree = Any
 # Positions whose logits exist at the same time, at most: 10 MB of float32 for 10,000 classes.
 CHUNK = 256
-# A small batch has at least this many chunks, so that little is computed in vain where the last one is
-# not full. Two thirds of the positions of a client's 20 Stack Overflow sentences count: 3 chunks of 4.
-# With more chunks, the whole gradient of the kernel would be added to more often.
+# A small batch has at least this many chunks, so that little is wasted when the last one is not full.
+# For example, two thirds of the positions in a client's 20 Stack Overflow sentences count, so 3 of 4
+# chunks are computed. More chunks would mean more additions to the whole gradient of the kernel.
 FEWEST_CHUNKS = 4
-_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # by features, kernel and bias
+_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # with respect to features, kernel and bias
 
 
 class Readout(NamedTuple):
@@ -47,9 +47,9 @@ def cross_entropy(readout: Readout, labels: jax.Array, chunk: int | None = None)
     """Softmax cross-entropy with integer labels, 0 where `readout.weights` is 0.
 
     Positions that count come first, `chunk` at a time. Chunks of padding are skipped, so padding costs
-    next to nothing. Under `jax.vmap` every element computes as many chunks as the one with most. Of a
-    chunk's logits only their log-sum-exp is kept, and the gradient computes the logits again. This is
-    one more matrix product, for memory that does not grow with the batch. Only reverse mode is defined.
+    next to nothing. Under `jax.vmap` every element computes as many chunks as the longest one. Only the
+    log-sum-exp of a chunk's logits is kept; the backward pass computes the logits again. This costs one
+    more matrix product, and memory does not grow with the batch. Only reverse mode is defined.
 
     Args:
       readout: of positions [...].
@@ -108,7 +108,7 @@ def total_in_chunks(
     """The sum over positions of their weight times a function of their logits, such as a divergence.
 
     Positions that do not count are skipped, as in `cross_entropy`. The gradient is computed in the same
-    pass, even where nobody asks for it, so logits are computed once.
+    pass, even if it is not used, so logits are computed only once.
 
     Args:
       function: (logits [n, classes], constants of these positions) -> [n].
@@ -200,8 +200,8 @@ def sampled_cross_entropy(
 ) -> jax.Array:
     """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
 
-    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007): from every logit the logarithm
-    of its class's expected number of samples is subtracted. The sum over samples then estimates the sum
+    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007) subtracts from every logit the
+    logarithm of its class's expected number of samples. The sum over samples then estimates the sum
     over all classes. Samples that are the label itself are left out.
 
     Args:
@@ -338,7 +338,7 @@ def _part(index: jax.Array, chunk: int, values: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _with_gradient(value: jax.Array, arguments: PyTree, gradient: PyTree) -> jax.Array:
-    """A scalar function's value; its gradient by the arguments is given."""
+    """A scalar function's value, with `gradient` as its gradient with respect to `arguments`."""
     return value
 
 

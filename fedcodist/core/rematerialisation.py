@@ -11,8 +11,8 @@ from fedcodist.core.model import Batch, Model, Variables
 
 PyTree = Any
 
-# XLA:CPU of JAX 0.10 merges the two computations and keeps the activations, unless XLA_FLAGS has this.
-# That of JAX 0.12 does not.
+# In JAX 0.10, XLA:CPU merges the two computations and keeps the activations unless XLA_FLAGS has this
+# flag. In JAX 0.12 it does not merge them.
 CPU_FLAG = "--xla_disable_hlo_passes=cse_barrier_expander"
 NEEDS_CPU_FLAG = jax.__version_info__[:2] < (0, 12)
 
@@ -21,10 +21,10 @@ def rematerialised(model: Model) -> Model:
     """Makes training keep fewer of a network's activations.
 
     The network's n operations are cut into about sqrt(n) parts of equal length. Values between parts are
-    kept for the gradient. Values inside a part are computed again for its gradient, which is one more
-    forward pass in all (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost,
+    kept for the gradient. Values inside a part are computed again for its gradient, which costs one more
+    forward pass in total (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost,
     https://arxiv.org/abs/1604.06174). One `jax.checkpoint` around the whole network would save nothing:
-    its gradient follows at once and needs all activations together.
+    its backward pass follows at once and needs all activations together.
 
     Values and gradients are the model's, up to float reassociation. A network that is one operation to
     JAX, such as a `jax.jit` or a scan over layers, is not cut; put `jax.checkpoint` around its layers.

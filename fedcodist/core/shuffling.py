@@ -124,7 +124,7 @@ def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Arr
     counts = np.floor(shares).astype(int)
     largest = np.argsort(counts - shares, kind="stable")
     counts[largest[: count - counts.sum()]] += 1
-    # Of each example drawn: its class, and its place among those drawn of that class.
+    # For each drawn example: its class, and its place among the drawn examples of that class.
     group = np.repeat(np.arange(len(classes)), counts)
     place = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
     drawn = permuted_positions(

@@ -9,7 +9,7 @@ PyTree = Any
 
 
 class SummedMetric(NamedTuple):
-    """A metric that is no mean over examples but can be computed from sums over them.
+    """A metric that is not a mean over examples but can be computed from sums over them.
 
     Sums are taken over batches, devices and, where there are several, within each client of a split.
     Padding does not count. Both functions are traced, so they must be pure.
@@ -19,7 +19,7 @@ class SummedMetric(NamedTuple):
         over the examples; booleans are counted.
       compute: pytree of the sums [...] -> scalar; NaN where the metric is undefined.
 
-    The share of a class among all predictions, over that among all labels:
+    How often a class is predicted, divided by how often it is the label:
 
     >>> import jax.numpy as jnp
     >>> def sums(outputs, batch):

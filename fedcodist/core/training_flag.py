@@ -1,4 +1,4 @@
-"""How a network's training mode is set, which dropout and batch statistics depend on."""
+"""Finds out how a network's training mode is set. Dropout and batch statistics depend on it."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,9 +14,9 @@ class Call(NamedTuple):
     """The arguments with which a network is called after its inputs.
 
     Attributes:
-      parameters: those after the inputs.
-      accepted: the names of those that are passed.
-      by_place: how many are passed by position; the others are passed by name.
+      parameters: the parameters of the network's signature after its inputs.
+      accepted: the names of the parameters that are passed.
+      by_place: how many of them are passed by position; the others are passed by name.
     """
 
     parameters: tuple[inspect.Parameter, ...]
@@ -47,16 +47,16 @@ def read_call(
     flags: Iterable[str] = (TRAIN,),
     has_modes: bool = False,
 ) -> Call:
-    """Reads from a network's signature how it is called.
+    """Reads from a network's signature how to call it.
 
     Args:
       argument: the network's name in errors.
       network: the module or function, for its name.
-      function: what is called with the inputs first, such as a module's bound `__call__`.
+      function: the callable that gets the inputs first, such as a module's bound `__call__`.
       available: names of arguments that can be passed.
       flags: those of them that set the training mode.
-      has_modes: whether modules have modes too, as in NNX. A flag whose default is None then follows
-        the mode.
+      has_modes: whether modules also have modes, as in NNX. A flag with default None then follows the
+        mode.
 
     Raises:
       ValueError: names the argument, if the network's training mode is set in another way, or if it has

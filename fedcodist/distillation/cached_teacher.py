@@ -1,4 +1,4 @@
-"""Teachers whose outputs on all unlabelled examples are computed once and looked up in every step."""
+"""Cached teachers: outputs on all unlabelled examples are computed once and looked up in every step."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Divergences of a student from its target besides the Kullback-Leibler divergence, and one's own.
+"""Divergences of a student from its target besides the Kullback-Leibler divergence, and custom ones.
 
 All are functions (student logits [batch, classes], target probabilities [batch, classes]) -> [batch],
 smallest where softmax(logits) is the target. See `fedcodist.distillation.loop.kl_divergence` for both
@@ -15,7 +15,7 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def jensen_shannon(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """The Jensen-Shannon divergence, between 0 and log 2: the mean KL divergence from the mean of both.
+    """The Jensen-Shannon divergence, in [0, log 2]: the mean of both KL divergences from their mean.
 
     Lin 1991, Divergence Measures Based on the Shannon Entropy, https://doi.org/10.1109/18.61115.
     """
@@ -28,19 +28,18 @@ def jensen_shannon(logits: jax.Array, target: jax.Array) -> jax.Array:
 def mean_squared_logits(logits: jax.Array, target: jax.Array) -> jax.Array:
     """The mean over classes of squared differences between the student's logits and the target's.
 
-    Both are centred over classes, since softmax does not see a constant added to logits. A target's
-    logits are its logarithms. Where it is one teacher's softmax, these are the teacher's logits; where
-    several probabilities are mixed, they are those of the mixture. A class less probable than the
-    smallest float counts as if it had that probability. Kim et al. 2021, Comparing Kullback-Leibler
-    Divergence and Mean Squared Error Loss in Knowledge Distillation, https://arxiv.org/abs/2105.08919,
-    do not centre.
+    Both are centred over classes, since softmax does not depend on a constant added to all logits. A
+    target's logits are its log-probabilities. If the target is one teacher's softmax, they are the
+    teacher's logits; if it is a mixture, they are those of the mixture. Probabilities below the smallest
+    float are replaced by it. Kim et al. 2021, Comparing Kullback-Leibler Divergence and Mean Squared
+    Error Loss in Knowledge Distillation, https://arxiv.org/abs/2105.08919, do not centre.
     """
     centred = lambda values: values - jnp.mean(values, axis=-1, keepdims=True)
     return jnp.mean((centred(logits) - centred(_log(target))) ** 2, axis=-1)
 
 
 def own_divergence(name: str, function: Divergence) -> Divergence:
-    """A function of one's own, which is checked where it is called.
+    """A user's divergence, with a check of its results' shape.
 
     Raises:
       ValueError: names `name` unless the function returns one number per example.

@@ -1,4 +1,4 @@
-"""Distillation with early stopping on validation data, which keeps the best students."""
+"""Distillation with early stopping on validation data, which returns the best students."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from fedcodist.distillation.loop import (
     distillation_loop,
 )
 
-# The training, and of every student the best variables, their accuracy and their step; steps made.
+# (training; student's name -> best variables, -> their accuracy, -> their step; steps done)
 Search = tuple[
     Training, dict[str, Variables], dict[str, jax.Array], dict[str, jax.Array], jax.Array
 ]
@@ -24,10 +24,10 @@ class EarlyStopping(NamedTuple):
     """When a distillation ends before its last step.
 
     Attributes:
-      accuracy: name -> student's Variables to name -> its accuracy on validation data, a scalar.
+      accuracy: (name -> student's Variables) -> (name -> accuracy on validation data, a scalar).
       every: steps from one validation to the next; divides the distillation's steps.
-      patience: steps without a new best after which a student is done, a multiple of `every`.
-      or_start: whether a student's variables before distillation are a candidate too.
+      patience: a student is done after this many steps without a new best; a multiple of `every`.
+      or_start: whether a student's variables before distillation are a candidate for the best too.
     """
 
     accuracy: Callable[[Mapping[str, Variables]], Mapping[str, jax.Array]]
@@ -37,7 +37,7 @@ class EarlyStopping(NamedTuple):
 
 
 class StoppedEarly(NamedTuple):
-    """The best students on validation data, their accuracies, and the number of steps made."""
+    """The best students on validation data, their accuracies, and the number of steps done."""
 
     students: dict[str, Variables]
     accuracy: dict[str, jax.Array]
@@ -55,7 +55,7 @@ def distill_until(
     """`distill` that returns, for every student, the variables that were best on validation data.
 
     Every student has its own best step. The loop ends when all students are done, or after
-    `settings.steps`. Of equal accuracies the first counts.
+    `settings.steps`. Among equal accuracies the first is the best.
 
     Args:
       stopping: validation and patience.
@@ -89,7 +89,7 @@ def distill_until(
         for name in students:
             is_better = accuracy[name] > best[name]
             if len(students) > 1:
-                # A student that is done stays done while others continue.
+                # A student that is done keeps its best variables while others continue.
                 is_better &= done - best_at[name] < stopping.patience
             choose = lambda new, old, is_better=is_better: jnp.where(is_better, new, old)
             best_students = best_students | {

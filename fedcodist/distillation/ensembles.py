@@ -1,7 +1,7 @@
 """Ensembles of models of one architecture: mean predictions, sampled members, weights of teachers.
 
-Members are Variables whose leaves have a leading axis. They are evaluated one after another. Members at
-the end whose weight is 0 cost nothing.
+Members are Variables whose leaves have a leading axis. They are evaluated one after another. Trailing
+members with weight 0 are not evaluated.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def equal_weights(members: Variables) -> Ensemble:
 
 
 def concatenated(*ensembles: Ensemble) -> Ensemble:
-    """One ensemble of the members of several."""
+    """One ensemble with the members of several ensembles."""
     members = jax.tree.map(
         lambda *leaves: jnp.concatenate(leaves), *(ensemble.members for ensemble in ensembles)
     )
@@ -71,7 +71,7 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
 
 
 def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
-    """The weighted mean of the logits of all members of several ensembles, of an architecture each."""
+    """The weighted mean of all members' logits, over several ensembles of one architecture each."""
     means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
     counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
     return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
@@ -80,7 +80,7 @@ def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ense
 def ensembles_predictor(
     models: Mapping[str, Model], ensembles: Callable[[PyTree], Mapping[str, Ensemble]]
 ) -> Predictor:
-    """As `ensemble_predictor`, of several ensembles, which have the names of their networks."""
+    """Like `ensemble_predictor`, for several ensembles, by the names of their networks."""
 
     def variables(state: PyTree) -> Variables:
         of_state = ensembles(state)
@@ -154,8 +154,8 @@ def is_guessing(accuracy: jax.Array, num_classes: int) -> jax.Array:
 def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     """FedDF's drop-worst: weights 0 or 1 of teachers by their accuracy on validation data.
 
-    Teachers no better than guessing are dropped. If there are none, teachers more than 1.5 standard
-    deviations below the mean of all but the best are dropped. The best teacher always stays.
+    Teachers that are only guessing (`is_guessing`) are dropped. If there are none, teachers more than
+    1.5 standard deviations below the mean of all but the best are dropped. The best is always kept.
     FedDF: Lin et al. 2020, https://arxiv.org/abs/2006.07242.
 
     Args:

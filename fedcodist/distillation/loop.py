@@ -33,11 +33,11 @@ PyTree = Any
 Teacher = Callable[[Batch], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
-# The students and the states of their optimizers, as a distillation's steps carry them.
+# The carry of a distillation's steps: (students, states of their optimizers).
 Training = tuple[dict[str, Variables], dict[str, PyTree]]
 UNLABELLED = "unlabelled"
 LABEL = "label"  # the column of labels, which only `label_teacher` reads
-# What mixup leaves of the labels beside those of a batch: the partners', and the batch's own share.
+# Columns that mixup adds for the labels: those of the partners, and the share of the batch's own.
 PARTNER_LABEL, OWN_SHARE = "partner_label", "own_share"
 KL = "kl"
 DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
@@ -50,12 +50,12 @@ class Distillation(NamedTuple):
       steps: optimizer steps of one distillation.
       batch_size: unlabelled examples per step.
       optimizer: learning rate -> optax optimizer; every distillation starts with a fresh state.
-      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target); 'forward'
-        where `divergence` is another than 'kl'.
+      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target). It must be
+        'forward' if `divergence` is not 'kl'.
       mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
       preprocess: (batch, key, positions) -> batch, before mixup.
-      inputs: the batch's key of the network's inputs.
-      divergence: what the students minimise: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
+      inputs: the column of the network's inputs.
+      divergence: the students' loss: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
         `fedcodist.distillation.divergences`), or a function (student logits [batch, classes], target
         probabilities [batch, classes]) -> [batch].
     """
@@ -105,28 +105,28 @@ def distill(
     axis_name: str | None = None,
     divergence: Divergence | None = None,
 ) -> Distilled:
-    """Trains every student towards soft targets made of the teachers' outputs.
+    """Trains every student towards soft targets that are computed from the teachers' outputs.
 
-    All students see the same augmented batches, so a teacher is evaluated once per batch for all its
-    students. Students are in training mode; teachers get no gradient. Where networks return a
+    All students get the same augmented batches, so a teacher is evaluated once per batch for all its
+    students. Students are in training mode; teachers get no gradient. If networks return a
     `fedcodist.core.readout.Readout`, the loss is the mean over all positions of the batch that count,
     and logits are computed chunk by chunk. With `axis_name`, each device handles its part of every
     batch, and one all-reduce per step sums the gradients of all students.
 
     Args:
       models: student's name -> its model.
-      students: name -> variables at which the students start.
-      teachers: name -> frozen teacher, which may be a student before distillation.
+      students: name -> variables from which the student starts.
+      teachers: name -> frozen teacher, such as a student's model before distillation.
       targets: (student's name, teachers' outputs) -> probabilities [batch, classes].
       unlabelled: columns, and the indices of each step's batch, int32 [steps, batch_size].
       key: drives augmentation and mixup.
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
-      divergence: of a student's logits from its target; `divergence_of(settings)` where not given.
+      divergence: of a student's logits from its target; by default `divergence_of(settings)`.
 
     Raises:
-      ValueError: names what does not fit: a student's outputs, or a setting of mixup.
+      ValueError: a student's outputs, or a setting of mixup, do not fit.
     """
     start, step = distillation_loop(
         models,
@@ -163,12 +163,12 @@ def distillation_loop(
     """The loop of `distill`, for callers that run its steps themselves.
 
     Returns:
-      (start, step): the first carry (students, their optimizers' states), and
+      (start, step): the initial carry (students, states of their optimizers), and
       step(carry, index) -> (carry, student's name -> loss).
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
-    # Parts of one batch must not drop the same units, so dropout depends on the number of devices.
+    # Devices must not use the same dropout for their parts, so dropout depends on their number.
     devices, device = this_device(axis_name)
     loss_of = divergence or divergence_of(settings)
 
@@ -204,7 +204,7 @@ def distillation_loop(
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
-        # A student's loss depends on its parameters alone, so the gradient of the sum has every
+        # A student's loss depends only on its own parameters, so the gradient of the sum contains every
         # student's gradient.
         gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
         gradients, losses, num_positions = sum_over_devices(
@@ -233,8 +233,8 @@ def unlabelled_indices(
 ) -> jax.Array:
     """Indices of the unlabelled examples of distillation number `index`, int32 [steps, batch_size].
 
-    The unlabelled data is one endless reshuffled stream over the whole run: a distillation continues
-    where the one before it stopped.
+    The unlabelled data are one endless reshuffled stream over the whole run: a distillation continues
+    where the previous one stopped.
     """
     size = distillation.steps * distillation.batch_size
     start = jnp.asarray(index, jnp.uint32) * size
@@ -248,14 +248,14 @@ def frozen(model: Model, variables: Variables) -> Teacher:
 
 
 def label_teacher(model: Model, variables: Variables) -> Teacher:
-    """A teacher that knows the examples' labels, such as those of a labelled distillation set.
+    """A teacher that returns the examples' labels, such as those of a labelled distillation set.
 
-    It answers one-hot labels [batch, classes], mixed as mixup mixes the inputs. Where the model returns
-    a Readout it answers the labels of all positions, int [batch, positions], in place of vectors that
-    would be as large as the logits: see `label_targets`.
+    It returns one-hot labels [batch, classes], mixed as mixup mixes the inputs. If the model returns a
+    Readout, it returns the labels of all positions, int [batch, positions], since one-hot vectors would
+    be as large as the logits: see `label_targets`.
 
     Args:
-      model, variables: any of the models, which tell the number of classes.
+      model, variables: any of the models, from which the number of classes follows.
 
     Raises:
       ValueError: names the column, if a batch has no labels or labels of another form.
@@ -281,7 +281,7 @@ def label_teacher(model: Model, variables: Variables) -> Teacher:
 
 
 def label_targets(labels: jax.Array, classes: int) -> jax.Array:
-    """Target probabilities [..., classes] of what `label_teacher` answers."""
+    """Target probabilities [..., classes] from the outputs of `label_teacher`."""
     if jnp.issubdtype(labels.dtype, jnp.integer):
         return jax.nn.one_hot(labels, classes)
     return labels
@@ -405,7 +405,7 @@ def agree_on_mutable(
 ) -> dict[str, Variables]:
     """Averages mutable state over devices.
 
-    A network that does not use `axis_name` has, on every device, statistics of one part of each batch.
+    In a network that does not use `axis_name`, a device's statistics are those of its part of batches.
     """
     if axis_name is None:
         return dict(students)

@@ -22,13 +22,13 @@ PyTree = Any
 
 
 class WeightAveraging(NamedTuple):
-    """Which of a student's models are averaged (SWA, Izmailov et al. 2018).
+    """At which steps a student's parameters are averaged (SWA, Izmailov et al. 2018).
 
     https://arxiv.org/abs/1803.05407
 
     Attributes:
-      start: number of steps after which the first model is taken.
-      every: steps from one model to the next.
+      start: the first model is that after `start` steps.
+      every: steps from one averaged model to the next.
     """
 
     start: int = 500
@@ -47,14 +47,14 @@ def distill_averaged(
     axis_name: str | None = None,
     **others: Any,
 ) -> Distilled:
-    """`distill` that returns the mean of each student's models over steps.
+    """`distill` that returns the mean of each student's parameters over steps.
 
-    Batch statistics start from the last student's. The mean model then updates them over the batches of
-    one pass.
+    Batch statistics start from those of the last student. Then the mean model updates them over the
+    batches of one pass.
 
     Args:
-      averaging: which models are averaged.
-      num_unlabelled: examples of a pass.
+      averaging: at which steps parameters are averaged.
+      num_unlabelled: examples in a pass.
       models: as for `distill`.
       students: as for `distill`.
       unlabelled: as for `distill`.

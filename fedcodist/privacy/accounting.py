@@ -1,19 +1,19 @@
-"""What training tells of one client: epsilon at a delta, by the library dp-accounting.
+"""Privacy accounting: epsilon of a client at a given delta, computed by the library dp-accounting.
 
-Nothing here is an accountant of our own. A pool's round is an event of that library:
+This module has no accountant of its own. A pool's round is an event of dp-accounting:
 
-- a Poisson cohort: the Poisson-subsampled Gaussian mechanism, truncated to a random subset where the
-  cohort has a bound. Neighbours differ in one client who is there or not (add or remove). By privacy
-  loss distributions (PLD), or by RDP where there is no bound.
-- a fixed-size cohort without replacement: `SampledWithoutReplacementDpEvent`, by RDP. The number of
-  clients is public, so neighbours differ in one client who is another (replace), whose share of a sum
-  moves by up to twice the bound: the Gaussian's multiplier counts half.
+- A Poisson cohort is the Poisson-subsampled Gaussian mechanism, truncated to a random subset if the
+  cohort has a bound. Neighbouring data differ in whether one client is present (add or remove). It is
+  accounted with privacy loss distributions (PLD), or with RDP if there is no bound.
+- A fixed-size cohort without replacement is `SampledWithoutReplacementDpEvent`, accounted with RDP. The
+  number of clients is public, so in neighbouring data one client is replaced by another. A sum then
+  changes by up to twice the bound, so the Gaussian has half the noise multiplier.
 
-With noise that is correlated over rounds, a client can be drawn in one round of each cycle. It pays for
-that round as if the noise were independent, and for the cycle's other rounds nothing. That is theorem 4
-of Choquette-Choo et al., 2023, https://arxiv.org/abs/2306.08153; jax-privacy has the same events.
+With noise that is correlated over rounds, a client can be drawn in one round of each cycle. The cost of
+this round is that of independent noise, and the cycle's other rounds cost nothing. This is theorem 4 of
+Choquette-Choo et al., 2023, https://arxiv.org/abs/2306.08153; jax-privacy has the same events.
 
-A client who can be drawn in several pools pays in each: its epsilon is that of the composition.
+If a client can be drawn in several pools, its epsilon is that of the composition over these pools.
 """
 
 import functools
@@ -29,17 +29,18 @@ from fedcodist.core.method import PrivateCohorts
 
 PLD, RDP = "pld", "rdp"
 _TOLERANCE = 1e-3  # of a calibrated noise multiplier
-# Of privacy losses. Rounding is upwards; a tenth of it changes epsilon by less than 0.0001 in 30 rounds.
+# Discretisation of privacy losses, which rounds them up. A tenth of this interval changes epsilon by
+# less than 0.0001 in 30 rounds.
 _INTERVAL = 1e-3
 
 
 class PrivacyBudget(NamedTuple):
-    """At which delta a run's epsilon is counted, and how large it may become.
+    """The delta at which a run's epsilon is computed, and the largest epsilon.
 
     Attributes:
-      delta: in (0, 1), below one by the number of clients.
+      delta: in (0, 1); choose it below 1 / (number of clients).
       epsilon: training ends before the round that would exceed it; None for no limit.
-      accountant: 'pld' or 'rdp'; None for the tighter one that knows the sampling.
+      accountant: 'pld' or 'rdp'; None for the tighter one that supports the sampling.
     """
 
     delta: float = 1e-5
@@ -60,12 +61,12 @@ class PrivacyBudget(NamedTuple):
 
 
 class Spending(NamedTuple):
-    """What some rounds cost, by the pools in which a client can be drawn.
+    """The privacy cost of some rounds, by the pools in which a client can be drawn.
 
     Attributes:
       epsilon: the largest of any client.
-      by_pools: names of pools, joined by ', ' -> epsilon of the clients who are in just these.
-      clients: the same keys -> how many clients these are.
+      by_pools: names of pools, joined by ', ' -> epsilon of the clients that are in exactly these pools.
+      clients: the same keys -> the number of these clients.
     """
 
     epsilon: float
@@ -74,11 +75,11 @@ class Spending(NamedTuple):
 
 
 class _Sampling(NamedTuple):
-    """One pool's event, without the clients' names.
+    """The parameters of one pool's event, without the clients' indices.
 
     Attributes:
-      num_clients: those who can be drawn in one round.
-      cycle: rounds in one of which each of them can be drawn.
+      num_clients: the number of clients that can be drawn in one round.
+      cycle: each client can be drawn in one of this many rounds.
     """
 
     noise_multiplier: float
@@ -88,7 +89,7 @@ class _Sampling(NamedTuple):
     cycle: int
 
     def participations(self, rounds: int) -> int:
-        """The most rounds of so many in which one client can be drawn."""
+        """The largest number of these rounds in which one client can be drawn."""
         return math.ceil(rounds / self.cycle)
 
 
@@ -96,12 +97,12 @@ def spent(pools: Mapping[str, PrivateCohorts], rounds: int, budget: PrivacyBudge
     """Epsilon after some rounds, in each of which every pool draws a cohort and sums it once.
 
     Args:
-      pools: as `FederatedAlgorithm.privacy` has them.
+      pools: as in `FederatedAlgorithm.privacy`.
       rounds: from the start of the run.
       budget: delta, and the accountant.
 
     Raises:
-      ValueError: pools that sample in different ways, or an accountant that does not know theirs.
+      ValueError: pools sample in different ways, or the accountant does not support their sampling.
       ImportError: dp-accounting is not installed.
     """
     check_accountant(pools, budget.accountant)
@@ -143,10 +144,10 @@ def calibrated_noise_multiplier(
     pools: Mapping[str, PrivateCohorts],
     accountant: str | None = None,
 ) -> float:
-    """The least noise multiplier of all pools, to 0.001, with which the rounds cost at most epsilon.
+    """The least noise multiplier, to 0.001, with which the rounds of all pools cost at most epsilon.
 
     Args:
-      epsilon, delta: the budget of the client who pays most.
+      epsilon, delta: the budget of the client with the largest cost.
       rounds: of the whole training.
       pools: their noise multipliers are not read.
       accountant: as in `PrivacyBudget`.
@@ -166,7 +167,7 @@ def calibrated_noise_multiplier(
         return spent(tried, rounds, budget).epsilon > epsilon
 
     check_accountant(pools, accountant)
-    # A bound on a Poisson cohort takes seconds to account for, and changes next to nothing.
+    # Accounting for the bound on a Poisson cohort takes seconds and changes next to nothing.
     unbounded = {
         name: pool if pool.most is None else pool._replace(most=_num_eligible(pool))
         for name, pool in pools.items()
@@ -183,7 +184,7 @@ def calibrated_noise_multiplier(
 
 
 def relation(pools: Mapping[str, PrivateCohorts]) -> str:
-    """What neighbouring data are: 'add or remove a client', or 'replace a client'."""
+    """The neighbouring relation: 'add or remove a client', or 'replace a client'."""
     is_poisson = all(pool.most is not None for pool in pools.values())
     return "add or remove a client" if is_poisson else "replace a client"
 
@@ -196,7 +197,7 @@ def check_delta(name: str, delta: Any) -> None:
 
 
 def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None) -> None:
-    """Raises ValueError or ImportError, one line, for pools that the accountant cannot compose."""
+    """Raises ValueError if the accountant cannot compose the pools, ImportError without its library."""
     check_installed("the accounting of privacy", "dp_accounting", "privacy")
     kinds = {name: "fixed" if pool.most is None else "Poisson" for name, pool in pools.items()}
     if len(set(kinds.values())) > 1:
@@ -220,7 +221,7 @@ def _accountant_of(pools: Mapping[str, PrivateCohorts]) -> str:
 
 
 def _groups(pools: Mapping[str, PrivateCohorts]) -> dict[tuple[str, ...], int]:
-    """The sets of pools in which a client can be drawn -> how many clients that is so of."""
+    """Names of pools -> the number of clients that can be drawn in exactly these pools."""
     members = np.unique(np.concatenate([pool.clients for pool in pools.values()]))
     is_in = {name: np.isin(members, pool.clients) for name, pool in pools.items()}
     groups: dict[tuple[str, ...], int] = {}
@@ -241,7 +242,7 @@ def _sampling(pool: PrivateCohorts) -> _Sampling:
 
 
 def _num_eligible(pool: PrivateCohorts) -> int:
-    """Clients who can be drawn in one round."""
+    """The number of clients that can be drawn in one round."""
     return len(pool.clients) // pool.cycle
 
 

@@ -1,5 +1,6 @@
-"""Adaptive clipping (Andrew et al., 2021): the bound follows a quantile of the clients' norms.
+"""Adaptive clipping: the bound follows a quantile of the clients' norms.
 
+"Differentially Private Learning with Adaptive Clipping" (Andrew, Thakkar, McMahan, Ramaswamy, 2021).
 https://arxiv.org/abs/1905.03871
 """
 
@@ -12,14 +13,14 @@ from fedcodist.core.checks import check_number
 
 
 class AdaptiveClip(NamedTuple):
-    """How the bound moves. The first one is `private`'s `clip`.
+    """How the bound changes. The initial bound is `private`'s `clip`.
 
     Attributes:
-      quantile: gamma, the share of clients whose updates are within the bound that is aimed at.
+      quantile: gamma, the target for the share of clients whose updates are within the bound.
       learning_rate: eta, of the geometric steps.
-      count_deviation: sigma_b, the deviation of the noise on the number of clients within the bound; the
-        paper takes a twentieth of the cohort. It must be above half of the noise multiplier: what it
-        tells is part of the same budget.
+      count_deviation: sigma_b, the standard deviation of the noise on the number of clients within the
+        bound; in the paper a twentieth of the cohort. It must be above half of the noise multiplier,
+        since this number is part of the same privacy budget.
     """
 
     quantile: Any = 0.5
@@ -34,13 +35,13 @@ class AdaptiveClip(NamedTuple):
 
 
 def remaining_multiplier(noise_multiplier: float, count_deviation: float) -> float:
-    """The multiplier of all other sends, so that with the noised count they cost `noise_multiplier`.
+    """The multiplier of all other sums, so that together with the noised count they cost as given.
 
-    Theorem 1 of the paper: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), as a client moves the count, less a
-    half per client, by a half.
+    Theorem 1 of the paper: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2). Clients send 1/2 or -1/2, so one
+    client changes the count by 1/2.
 
     Raises:
-      ValueError: the count alone tells more than the budget allows.
+      ValueError: the count alone costs more than the budget.
     """
     if noise_multiplier == 0:
         return 0.0

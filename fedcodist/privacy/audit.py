@@ -1,4 +1,4 @@
-"""An audit in one run: what guesses about canaries prove of epsilon, whatever the accounting says.
+"""A privacy audit in one run: guesses about canaries give a lower bound on epsilon.
 
 Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
 https://arxiv.org/abs/2305.08846.
@@ -10,16 +10,16 @@ import numpy as np
 
 from fedcodist.core.checks import check_integer, check_number
 
-HIGHEST_EPSILON = 50.0  # where e^-epsilon is nothing beside float64's 1
+HIGHEST_EPSILON = 50.0  # e^-50 is negligible beside 1 in float64
 
 
 class Guesses(NamedTuple):
-    """How well an auditor told which canaries took part.
+    """How well an auditor guessed which canaries took part.
 
     Attributes:
-      canaries: how many there are, each of which took part with probability 1/2.
-      made: guesses; there is none about the other canaries.
-      correct: guesses that were right.
+      canaries: their number; each took part with probability 1/2.
+      made: the number of guesses. There are none about the other canaries.
+      correct: the number of correct guesses.
     """
 
     canaries: int
@@ -28,17 +28,17 @@ class Guesses(NamedTuple):
 
 
 def guesses_of(scores: Any, took_part: Any, made: int) -> Guesses:
-    """Guesses that canaries of the highest scores took part, and those of the lowest did not.
+    """Guesses that canaries with the highest scores took part, and those with the lowest did not.
 
-    A canary is a client whose message nobody else's resembles, such as one that sends a coordinate of
-    its own at the clipping bound. Its score is what the released sum says of it, such as the sum's
-    value at this coordinate.
+    A canary is a client with a message unlike all others, such as one that sends a coordinate of its own
+    at the clipping bound. Its score is computed from the released sum, such as the sum's value at this
+    coordinate.
 
     Args:
       scores: floats [canaries].
       took_part: bool [canaries], drawn with probability 1/2 each, independently.
-      made: how many guesses, an even number; half of them are of each kind. It must be chosen before
-        scores are seen.
+      made: the number of guesses, an even number; half of them are of each kind. It must be chosen
+        before the scores are known.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -61,10 +61,11 @@ def guesses_of(scores: Any, took_part: Any, made: int) -> Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The largest probability of so many correct guesses for what is (epsilon, delta)-private.
+    """The largest probability of at least this many correct guesses under (epsilon, delta)-privacy.
 
-    It is that of so many successes of r draws with probability e^epsilon / (1 + e^epsilon), and for
-    delta 2 m delta max_i P[v - i <= successes < v] / i, of m canaries and v correct guesses.
+    It is the probability of at least v successes in r draws with probability e^epsilon /
+    (1 + e^epsilon), plus 2 m delta max_i P[v - i <= successes < v] / i. Here m is the number of
+    canaries, r of guesses and v of correct guesses.
     """
     from scipy import stats
 
@@ -77,13 +78,14 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many correct guesses refute at this confidence; 0 for none.
+    """The largest epsilon that the guesses refute at this confidence; 0 if none.
 
-    A claim of less than this bound, at this delta, is wrong (or a rare run was met): too little noise,
-    a clip that is missing, or a sum that was not counted. A bound below the claim proves nothing.
+    A claimed epsilon below this bound, at this delta, is wrong (or the run was a rare event). Causes may
+    be too little noise, a missing clip, or a sum that was not counted. A bound below the claim proves
+    nothing.
 
     Args:
-      guesses: as `guesses_of` counts them.
+      guesses: as returned by `guesses_of`.
       delta: of the claim, at least 0 and below 1.
       confidence: above 0 and below 1.
 

@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: what one round adds to the model, later ones take back in part.
+"""Noise that is correlated over rounds: later rounds partly cancel the noise of earlier ones.
 
 DP-FTRL with banded matrices, Choquette-Choo et al., 2023, (Amplified) Banded Matrix Factorization,
 https://arxiv.org/abs/2306.08153. The library jax-privacy finds the matrix and multiplies by its inverse.
@@ -19,19 +19,19 @@ PyTree = Any
 
 
 class BandedNoise(NamedTuple):
-    """What `private` takes for its noise multiplier, for noise that is correlated over rounds.
+    """The argument `noise_multiplier` of `private` for noise that is correlated over rounds.
 
-    The noise of all rounds is C^-1 Z, one row for each round. The rows of Z are independent; they are
-    what `private` draws without this. C is lower triangular, its diagonals are constant, `bands` of them
-    are not 0, and no column has a norm above 1. A model is a sum of all rounds' updates, and C is the
-    matrix of this kind for which these sums have the least noise, as a mean over the rounds.
+    The noise of all rounds is C^-1 Z, with one row per round. The rows of Z are independent, like the
+    noise that `private` draws otherwise. C is lower triangular with constant diagonals. `bands` of these
+    are not 0, and no column has a norm above 1. A model is the sum of all updates so far. Among such
+    matrices, C is the one with the least noise in these sums, on average over the rounds.
 
-    A client pays in each round in which it takes part as with independent noise of this multiplier, if
-    between two of them are at least `bands` - 1 others. So a pool must have
-    `poisson=PoissonCohort(cycle=bands)`, where it can be drawn in one of `bands` rounds.
+    Each participation of a client costs as much as with independent noise of this multiplier, if there
+    are at least `bands` - 1 rounds between two participations. So a pool must have
+    `poisson=PoissonCohort(cycle=bands)`: a client can then be drawn in one of `bands` rounds.
 
     Attributes:
-      noise_multiplier: z, of Z; 0 clips only.
+      noise_multiplier: z, of Z; 0 only clips.
       bands: 1 is independent noise.
       rounds: of the whole training.
     """
@@ -53,11 +53,12 @@ class BandedNoise(NamedTuple):
 
 
 class NoiseState(NamedTuple):
-    """What the server keeps of the noise, from round to round; nobody else may know it.
+    """The state of the noise, which only the server may know.
 
     Attributes:
-      coefficients: float32 [bands], a column of C. A run that goes on elsewhere has the same ones.
-      buffers: part of the sums -> leaves [bands - 1, ...], the latest rounds' noise of deviation 1.
+      coefficients: float32 [bands], a column of C. They are in the state so that a run that is resumed
+        on another machine uses the same ones.
+      buffers: part of the sums -> leaves [bands - 1, ...], the latest rounds' noise with deviation 1.
     """
 
     coefficients: jax.Array
@@ -66,7 +67,7 @@ class NoiseState(NamedTuple):
 
 @functools.cache
 def strategy(bands: int, rounds: int) -> np.ndarray:
-    """The first `bands` entries of C's first column, float32; the others are 0. It takes seconds."""
+    """The first `bands` entries of C's first column, float32; the others are 0. This takes seconds."""
     if bands == 1:
         return np.ones(1, np.float32)
     from jax_privacy.matrix_factorization import toeplitz
@@ -90,14 +91,14 @@ def first_noise_state(noise: BandedNoise, parts: Mapping[str, PyTree]) -> NoiseS
 def correlated(
     draws: Mapping[str, PyTree], state: NoiseState
 ) -> tuple[dict[str, PyTree], NoiseState]:
-    """One round's noise, of rows of Z, and the state after it.
+    """One round's correlated noise, and the state after the round.
 
     Args:
-      draws: name -> independent draws of deviation 1; those of parts without a buffer stay as they are.
+      draws: name -> independent draws with deviation 1; parts without a buffer are returned unchanged.
       state: before the round.
     """
     rows = {part: draws[part] for part in state.buffers}
-    # Accelerators round what they multiply, and the accounting counts on C.
+    # Accelerators would round the factors, but the accounting assumes exact products with C^-1.
     with jax.default_matmul_precision("highest"):
         noise, buffers = _inverse(state.coefficients).multiply_next(rows, state.buffers)
     return {**draws, **noise}, state._replace(buffers=buffers)

@@ -12,7 +12,7 @@ PyTree = Any
 def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> PyTree:
     """The tree, scaled so that the Euclidean norm of all its values is at most the bound.
 
-    Whatever is not finite becomes 0, so that one client cannot break the bound or the sum.
+    A tree with a value that is not finite becomes 0, so that no client can break the bound or the sum.
 
     Args:
       tree: arrays of floats.
@@ -32,7 +32,7 @@ def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> 
 
 
 def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
-    """Whether clipping at the bound would leave the tree as it is; bool scalar."""
+    """Whether clipping at the bound would not change the tree; bool scalar."""
     return optax.tree.norm(_finite(tree)) <= bound
 
 
@@ -52,14 +52,14 @@ def standard_normal(tree: PyTree, key: jax.Array) -> PyTree:
 
 
 def plus_noise(tree: PyTree, deviation: jax.Array | float, draws: PyTree) -> PyTree:
-    """The tree plus so many times the draws."""
+    """The tree plus `deviation` times the draws."""
     return jax.tree.map(
         lambda leaf, draw: leaf + (deviation * draw).astype(leaf.dtype), tree, draws
     )
 
 
 def _finite(tree: PyTree) -> PyTree:
-    """The tree, or zeros where any of its values is not finite."""
+    """The tree, or zeros if any of its values is not finite."""
     is_good = jnp.isfinite(optax.tree.norm(tree))
     return jax.tree.map(lambda leaf: jnp.where(is_good, leaf, jnp.zeros_like(leaf)), tree)
 

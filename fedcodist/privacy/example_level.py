@@ -26,20 +26,20 @@ PyTree = Any
 def example_private(
     clip: float, noise_multiplier: float, microbatch: int | None = None
 ) -> Callable[[BatchLoss], Callable[..., Any]]:
-    """What `LocalTraining(differentiate=...)` takes: gradients that tell little about any one example.
+    """Private gradients for `LocalTraining(differentiate=...)`.
 
     A step's gradient is the sum of the examples' gradients, each scaled to a norm of at most `clip`,
-    with Gaussian noise of the deviation noise_multiplier x clip that the client itself draws, divided
-    by the batch size. So nobody else has to be trusted. What it costs is `example_epsilon`.
+    plus Gaussian noise with standard deviation noise_multiplier x clip, divided by the batch size. The
+    client itself draws the noise, so it need not trust anyone. `example_epsilon` computes the cost.
 
     Args:
       clip: the bound of an example's gradient.
-      noise_multiplier: z; 0 clips only.
-      microbatch: examples whose gradients are held at once, a divisor of the batch size; all where None.
+      noise_multiplier: z; 0 only clips.
+      microbatch: examples whose gradients are in memory at once, a divisor of the batch size; None: all.
 
     Raises:
-      ValueError, TypeError: names the argument; in training, a model with mutable state, whose batch
-        statistics mix examples.
+      ValueError, TypeError: names the argument. In training, also for a model with mutable state, since
+        batch statistics mix examples.
     """
     check_number("clip", clip, above=0)
     check_number("noise_multiplier", noise_multiplier, low=0)
@@ -77,7 +77,7 @@ def example_private(
             zeros = jax.tree.map(jnp.zeros_like, params)
             places = jnp.arange(size).reshape(-1, at_once)
             (value, total), _ = jax.lax.scan(add, (jnp.zeros(()), zeros), places)
-            # Add noise. The divisor is a number that does not depend on who is there.
+            # Algorithm 1: add noise. The divisor must not depend on which examples are present.
             total = noised(total, noise_multiplier * clip, keys.derive(key, "example_noise"))
             gradient = jax.tree.map(lambda leaf: leaf / size, total)
             return (value / jnp.maximum(jnp.sum(mask), 1), mutable), gradient
@@ -90,16 +90,16 @@ def example_private(
 def example_epsilon(
     noise_multiplier: float, epochs: int, participations: int, delta: float
 ) -> float:
-    """What all that a client sends tells of one of its examples, by dp-accounting.
+    """Epsilon of one example for everything that its client sends, computed by dp-accounting.
 
-    An example is in one step of each epoch, so its cost is that of epochs x participations Gaussian
-    mechanisms. Neighbours: the example is there, or counts nothing; the number of a client's examples is
-    public. No amplification is claimed, neither for the order of examples nor for the draw of clients.
+    An example is in one step of each epoch, so the cost is that of epochs x participations Gaussian
+    mechanisms. In neighbouring data an example is present or has no effect; the number of a client's
+    examples is public. No amplification is assumed, neither by shuffling nor by sampling of clients.
 
     Args:
       noise_multiplier: that of `example_private`.
       epochs: of local training in a round.
-      participations: rounds in which the client takes part, at most the run's.
+      participations: rounds in which the client takes part, at most those of the run.
       delta: in (0, 1).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Any method of clients, private for each client: bounded sends, and noise on their sum.
+"""Client-level differential privacy for any client method: bounded messages, and noise on their sum.
 
 McMahan et al., 2018, Learning Differentially Private Recurrent Language Models,
 https://arxiv.org/abs/1710.06963
@@ -26,13 +26,13 @@ PyTree = Any
 
 
 class PrivateServer(NamedTuple):
-    """The method's server, and what it tells clients to clip at.
+    """The method's server, the clipping bound and the noise.
 
     Attributes:
       inner: the method's server state.
       clip: float32, the bound of updates.
-      noise_multiplier: float32, that of the sums; it is here to be traced.
-      noise: what the server keeps of noise that is correlated over rounds; None for independent noise.
+      noise_multiplier: float32, of the sums; it is in the state so that it is traced.
+      noise: the state of noise that is correlated over rounds; None for independent noise.
     """
 
     inner: PyTree
@@ -44,7 +44,7 @@ class PrivateServer(NamedTuple):
 class PrivateMessage(NamedTuple):
     """What a client downloads: the method's message, and the public numbers of `PrivateServer`.
 
-    `noise` is None in what clients get. The server itself has its own there, where it has any.
+    `noise` is None in clients' messages. Only the server's own message has the state of its noise.
     """
 
     inner: PyTree
@@ -62,12 +62,12 @@ class PrivateMessage(NamedTuple):
 
 
 class PrivateAggregate(NamedTuple):
-    """`Aggregate.extra` of a server that keeps something of a round: the method's own, and that.
+    """`Aggregate.extra` with adaptive clipping or correlated noise.
 
     Attributes:
-      inner: the method's.
+      inner: the method's own `extra`.
       share_within: the share of clients within the bound; 0 without adaptive clipping.
-      noise: the state after the round.
+      noise: the state of the noise after the round.
     """
 
     inner: PyTree
@@ -87,36 +87,37 @@ def private(
     adaptive: AdaptiveClip | None = None,
     metrics: bool = True,
 ) -> FederatedMethod:
-    """The method, whose sums over clients tell little about any one client.
+    """The method with differentially private sums over clients.
 
-    A client bounds everything that it sends: its update, the change of its mutable state, what the
-    method sends besides (SCAFFOLD's variates) and its weight. The server adds Gaussian noise to each
-    sum, so all that follows, distillation between pools among it, is as private as the sums. With K
-    bounded parts, each part's noise has the deviation sqrt(K) noise_multiplier x its bound: together
-    they cost as much as one sum with `noise_multiplier` on it. A run's metrics lines have what it costs,
-    `epsilon`, see `fedcodist.privacy.accounting`.
+    A client bounds everything that it sends: its update, the change of its mutable state, the method's
+    `extra` (SCAFFOLD's variates) and its weight. The server adds Gaussian noise to each sum. Everything
+    after that, also distillation between pools, is as private as the sums. With K bounded parts, each
+    part's noise has the standard deviation sqrt(K) noise_multiplier x its bound. Together they cost as
+    much as one sum with `noise_multiplier`. A run's metrics lines have its cost as `epsilon`, see
+    `fedcodist.privacy.accounting`.
 
-    Clients get keys from which the noise's does not follow. Metrics of training are not protected.
+    The noise's key cannot be derived from the keys that clients get. Training metrics are not protected.
 
-    Compressed links and a network shared in part go inside, a secure sum around it:
-    `secure_sum(private(compressed(method, ...), ...), ...)` bounds what the server restores.
+    `compressed` and `partially_shared` go inside, and a secure sum goes around:
+    `secure_sum(private(compressed(method, ...), ...), ...)` bounds the updates that the server restores.
 
     Args:
       method: any single-model method whose reduction is a weighted mean.
       clip: the bound of an update's norm.
-      noise_multiplier: z; 0 clips only. `BandedNoise(z, bands, rounds)` correlates the noise of updates
-        and of mutable state over rounds, so that less of it is left in the model.
-      expected_clients: what sums are divided by, for cohorts whose size is random: a Poisson pool's
-        `cohort_size`. Where None it is the number of clients, which must not depend on the data.
+      noise_multiplier: z; 0 only clips. `BandedNoise(z, bands, rounds)` correlates the noise of updates
+        and of mutable state over rounds, so that less noise is left in the model.
+      expected_clients: the divisor of sums for cohorts of random size: a Poisson pool's `cohort_size`.
+        None: the number of clients, which must not depend on the data.
       per_layer: clip each array of an update at its share, clip / sqrt(arrays).
       statistics_clip, extra_clip: the bounds of the change of mutable state, such as batch statistics,
-        and of what the method sends besides; each needed where there is any.
-      weight_clip: weights are min(weight, weight_clip) / weight_clip, their sum is noised; 1 where None.
-      adaptive: how `clip` moves; it stays where None.
-      metrics: False sends no metrics of training.
+        and of the method's `extra`; each is needed if the method sends such values.
+      weight_clip: weights are min(weight, weight_clip) / weight_clip, and their sum gets noise. None:
+        all weights are 1.
+      adaptive: how `clip` changes; None: it is constant.
+      metrics: False: clients send no training metrics.
 
     Raises:
-      ValueError, TypeError: names the argument; a method whose sends cannot be bounded.
+      ValueError, TypeError: names the argument, also if the method's messages cannot be bounded.
     """
     check_arguments(private, locals())
     check_private(method, locals())
@@ -178,7 +179,7 @@ def private(
         variables=lambda server: method.variables(server.inner),
         set_model=set_model,
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
-        sends_models=False,  # a server gets noised sums and no client's model
+        sends_models=False,  # the server gets only noised sums
         gradient=None,
         fine_tune=lambda server, *rest: fine_tuned_models(method, server.inner, *rest),
         privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
@@ -191,7 +192,7 @@ def _multiplier_of(noise: float | BandedNoise) -> float:
 
 
 def _first_noise(banded: BandedNoise, message: PyTree, clips: Mapping[str, float]) -> NoiseState:
-    """The state of the noise of a method's updates and, where they are bounded, of its statistics."""
+    """The initial state of the noise for updates and, if they are bounded, for statistics."""
     statistics = {"statistics": message.mutable} if "statistics" in clips else {}
     return first_noise_state(banded, {"update": message.params, **statistics})
 
@@ -204,14 +205,14 @@ def _bounded(
     tells_if_within: bool,
     metrics: bool,
 ) -> ClientResult:
-    """What a client returns, of which all that it sends is bounded.
+    """A client's result with bounds on all parts that it sends.
 
     Args:
-      result: the method's.
+      result: of the method.
       message: with the bound of updates.
       clips: 'statistics', 'extra' or 'weight' -> `private`'s bound.
-      per_layer, metrics: as `private` has them.
-      tells_if_within: whether it sends if its update was within the bound.
+      per_layer, metrics: as in `private`.
+      tells_if_within: whether the client also sends whether its update was within the bound.
     """
     change = _change(message.mutable, result.mutable)
     weight, extra = jnp.ones((), jnp.float32), result.extra
@@ -220,7 +221,7 @@ def _bounded(
     if "extra" in clips:
         extra = clipped(extra, clips["extra"])
     if tells_if_within:
-        # Andrew et al., algorithm 1: the client tells whether it was within the bound.
+        # Andrew et al., algorithm 1: the client sends whether its update was within the bound.
         within = is_within(result.update, message.clip).astype(jnp.float32)
         extra = extra, within - 0.5
     return result._replace(
@@ -240,7 +241,7 @@ def _change(before: PyTree, after: PyTree) -> PyTree:
 
 
 def _within(model: PersonalModel) -> PersonalModel:
-    """A method's personal model, of the server that `private` makes."""
+    """A method's personal model, which reads `private`'s server."""
     return model._replace(
         variables=lambda server, client_state: model.variables(server.inner, client_state)
     )
@@ -252,13 +253,13 @@ def noised_mean(
     expected_clients: int | None,
     adaptive: AdaptiveClip | None,
 ) -> Reduce:
-    """The reduction of bounded results: their sums with noise, of which `reduce` makes its aggregate.
+    """The reduction of bounded results: adds noise to their sums, and calls `reduce` on the means.
 
     Args:
       reduce: a weighted mean.
-      bounds: 'statistics', 'extra' or 'weight' -> the bound of that part, besides the update's.
-      expected_clients: the divisor of sums; their weights' sum where None.
-      adaptive: whether clients say if they were within the bound.
+      bounds: 'statistics', 'extra' or 'weight' -> the part's bound; that of updates is in the message.
+      expected_clients: the divisor of sums; None: the sum of the clients' weights.
+      adaptive: if given, clients also send whether they were within the bound.
     """
     spread = (1 + len(bounds)) ** 0.5
 
@@ -290,7 +291,7 @@ def noised_mean(
         if "statistics" in bounds:
             change = with_noise("statistics", bounds["statistics"])
         if "weight" in bounds:
-            # At least one client's: noise must not turn the mean's sign.
+            # At least the weight of one client, since noise must not change the mean's sign.
             count = jnp.maximum(with_noise("weight", 1.0), 1.0)
         share_within = jnp.zeros(())
         if adaptive is not None:
@@ -299,7 +300,7 @@ def noised_mean(
         if "extra" in bounds:
             extra = with_noise("extra", bounds["extra"])
 
-        # To the method's own reduction the noised means are the result of one client of all the weight.
+        # For the method's own reduction, the noised means are the result of one client with all weight.
         safe = jnp.where(count > 0, count, 1)
         mean = lambda tree: jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), tree)
         mutable = moved_statistics(message.mutable, mean(change))
@@ -313,7 +314,7 @@ def noised_mean(
 
 
 def moved_statistics(mutable: PyTree, change: PyTree) -> PyTree:
-    """Mutable state after a noised change, in its own dtypes; what is named a variance stays above 0."""
+    """Mutable state after a noised change, in its own dtypes; leaves named `var...` stay at least 0."""
     new = jax.tree.map(
         lambda old, step: as_stored(old.astype(jnp.float32) + step, old), mutable, change
     )

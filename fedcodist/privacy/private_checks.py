@@ -1,4 +1,4 @@
-"""What `private` refuses: arguments that make no sense, and sends that cannot be bounded."""
+"""Checks of `private`: its arguments, and messages of clients that cannot be bounded."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +56,7 @@ def check_sends(
     statistics_clip: float | None,
     extra_clip: float | None,
 ) -> None:
-    """Raises ValueError, one line, for a send that has no bound, or a bound of nothing that is sent."""
+    """Raises ValueError for a part of the message without a bound, or a bound without such a part."""
     for argument, bound, sent, what in (
         ("statistics_clip", statistics_clip, result.mutable, "mutable state such as statistics"),
         ("extra_clip", extra_clip, result.extra, "more than its update"),
@@ -75,7 +75,7 @@ def check_sends(
 
 
 def check_same_shapes(method: FederatedMethod, message: Any, result: ClientResult) -> None:
-    """Raises ValueError, one line, where the noise of updates cannot be as that of parameters."""
+    """Raises ValueError unless updates have the shapes of the parameters, as correlated noise needs."""
     params, update = (
         {name: leaf.shape for name, leaf in named_leaves(tree).items()}
         for tree in (message.params, result.update)

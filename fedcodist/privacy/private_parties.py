@@ -1,10 +1,10 @@
-"""Sums of what parties send in which one party can hardly be told: clipped scores, and noise on the sum.
+"""Differential privacy for methods of parties: parties clip their messages, and the sum gets noise.
 
 Parties keep their models and send scores, mean logits or prototypes, which they clip. The server adds
-noise; it sees the sum alone where `secure_sum_reduce` goes around it. All that parties learn from the
-noised sum is post-processing. Each round is one Gaussian mechanism of the `noise_multiplier` given,
-without sampling, since all parties take part. Neighbouring data differ in one party, whose message is
-zeros in one of the two.
+noise to their sum. With `secure_sum_reduce` around it the server sees only the sum. Everything that
+parties learn from the noised sum is post-processing. Each round is one Gaussian mechanism with the given
+`noise_multiplier`, without sampling, since all parties take part. Neighbouring data differ in one party,
+whose message is zeros in one of the two.
 """
 
 from typing import Any
@@ -27,17 +27,17 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
 
     A party clips the scores of each example at the norm `clip`, and its weight at `max_weight`. With m
     examples in a round its message has a norm of at most max_weight clip sqrt(m), the sensitivity of
-    the sum. The noise on every number of the sum has the deviation noise_multiplier times that.
-    Probabilities have a norm of at most 1, so clip=1 leaves them as they are. A noised mean of them is
-    no distribution any more; DS-FL's 'era' makes one of it.
+    the sum. The noise on every number of the sum has noise_multiplier times this standard deviation.
+    Probabilities have a norm of at most 1, so clip=1 does not change them. Their noised mean is not a
+    distribution; DS-FL's 'era' turns it into one.
 
-    Protected is all that a party trains on. Public are the shared examples, how many parties there are
-    and their weights. Metrics of parties, such as losses and accuracies, are outside of the guarantee.
+    The guarantee protects all data on which a party trains. The shared examples, the number of parties
+    and their weights are public. Metrics of parties, such as losses and accuracies, are not protected.
 
     Args:
       clip: the largest norm of one example's scores, above 0.
-      noise_multiplier: z; 0 clips only.
-      max_weight: the largest weight of a party, such as the largest of FedMD's.
+      noise_multiplier: z; 0 only clips.
+      max_weight: the largest weight of a party, such as the largest of FedMD's weights.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -66,25 +66,25 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
 def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0) -> Reduce:
     """Sums of one vector per class, for FD's mean logits and FedProto's prototypes.
 
-    A party sends a pair: vectors [classes, width], and how much each class counts [classes]. It reduces
-    a count above `max_count` to it, together with the vector, and clips the vector at the norm `clip`
-    times the count. So it does not tell more of a class of which it has more examples. What it counts
-    tells which classes it has, so counts get noise too. Vectors and `clip` times the counts have
-    together a norm of at most clip max_count sqrt(2 classes), the sensitivity S of their sum. The
-    deviation of the noise is noise_multiplier S for vectors and noise_multiplier S / clip for counts.
+    A party sends a pair: vectors [classes, width], and the count of each class [classes]. If a count is
+    above `max_count`, count and vector are scaled down to it. Then the vector is clipped at the norm
+    `clip` times the count. So classes with more examples do not reveal more. Counts reveal which classes
+    a party has, so they get noise too. Vectors and `clip` times the counts together have a norm of at
+    most clip max_count sqrt(2 classes), the sensitivity S of their sum. The standard deviation of the
+    noise is noise_multiplier S for vectors and noise_multiplier S / clip for counts.
 
-    Protected is all that a party trains on, and which classes it has. Public are the classes and how
-    many parties there are. Metrics of parties are outside of the guarantee. A party of FD subtracts its
-    own means, as they were clipped, from the noised sum by itself.
+    The guarantee protects all data on which a party trains, and which classes it has. The list of
+    classes and the number of parties are public. Metrics of parties are not protected. A party of FD
+    subtracts its own clipped means from the noised sum locally.
 
     Args:
       clip: the largest norm of a class's mean, above 0.
-      noise_multiplier: z; 0 clips only.
+      noise_multiplier: z; 0 only clips.
       max_count: the largest count of a class: 1 for FD, and for FedProto with weighting='parties'.
 
     Raises:
-      ValueError, TypeError: names the argument and what is allowed; when traced, a message that is not
-        such a pair.
+      ValueError, TypeError: names the argument and what is allowed. When the method is traced, also if
+        the message is not such a pair.
     """
     check_arguments(private_classes, locals())
     _check_noise(clip, noise_multiplier)
@@ -116,10 +116,10 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
 
 
 def counted(algorithm: FederatedAlgorithm, noise_multiplier: float) -> FederatedAlgorithm:
-    """The algorithm of parties, whose run counts epsilon, as that of private pools does.
+    """The algorithm of parties with privacy accounting: a run reports epsilon, as for private pools.
 
     Args:
-      algorithm: of parties who send once a round, through `private_scores` or `private_classes`.
+      algorithm: of parties who send once per round, through `private_scores` or `private_classes`.
       noise_multiplier: that of its reduction.
 
     Raises:
@@ -128,7 +128,7 @@ def counted(algorithm: FederatedAlgorithm, noise_multiplier: float) -> Federated
     check_arguments(counted, locals())
     check_number("noise_multiplier", noise_multiplier, low=0)
     everyone = np.arange(algorithm.num_clients, dtype=np.int32)
-    # All take part: cohorts of probability 1, of which no slot is left out.
+    # All parties take part: Poisson cohorts with probability 1 and a slot for every party.
     cohorts = PrivateCohorts(everyone, noise_multiplier, len(everyone), len(everyone))
     return algorithm._replace(privacy={PARTIES: cohorts})
 
@@ -145,7 +145,7 @@ def classes_sensitivity(num_classes: int, clip: float, max_count: float = 1.0) -
 
 
 def clipped_rows(rows: jax.Array, clip: Any) -> jax.Array:
-    """Rows [..., width], each scaled to a norm of at most `clip`; zeros where one is not finite."""
+    """Vectors [..., width], each scaled to a norm of at most `clip`; zeros if one is not finite."""
     finite = jnp.where(jnp.all(jnp.isfinite(rows), axis=-1, keepdims=True), rows, 0)
     largest = jnp.max(jnp.abs(finite), axis=-1, keepdims=True)
     shrunk = finite / jnp.maximum(largest, 1)  # squares of large logits would be infinite
@@ -165,7 +165,7 @@ def _noised(tree: PyTree, deviation: Any, key: jax.Array) -> PyTree:
 
 
 def _pair(update: PyTree) -> tuple[list[jax.Array], Any]:
-    """(vectors [classes, width] and counts [classes], how they are put together)."""
+    """((vectors [classes, width], counts [classes]), the tree structure of the pair)."""
     leaves, structure = jax.tree.flatten(update)
     shapes = [list(leaf.shape) for leaf in leaves]
     if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:

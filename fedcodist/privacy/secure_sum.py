@@ -1,4 +1,4 @@
-"""Any method whose server sees the sum of what clients send, and nothing of a single client."""
+"""Secure sums in any method: the server sees only the sum of clients' messages."""
 
 from typing import Any
 
@@ -25,36 +25,39 @@ def secure_sum(
     bits: int = 32,
     masks: bool = True,
 ) -> FederatedMethod:
-    """The method, but all that clients send is summed as integers modulo 2^bits under pairwise masks.
+    """The method in which all that clients send is summed as integers modulo 2^bits with pairwise masks.
 
-    A client rounds what is summed to multiples of a step and adds a mask for each other client of the
-    cohort, which that client subtracts. What arrives at the server is uniformly distributed for
-    everyone who does not know the masks; their sum is that of the integers. With `value_range` r,
-    `max_weight` w and n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n). A sum differs
-    from the plain one by at most n / 2 steps and float32's rounding, so long as nothing is clipped.
+    A client rounds the numbers that it sends to multiples of a step. For every other client of the
+    cohort it adds a mask, which the other client subtracts. A masked vector is uniformly distributed for
+    everyone who does not know the masks. The sum of all masked vectors is the sum of the integers. For
+    `value_range` r, `max_weight` w, n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n).
+    If nothing is clipped, the sum differs from the exact one by at most n / 2 steps and float32's
+    rounding.
 
     A number out of range would wrap around, so it is clipped to the range, and a weight to `max_weight`.
-    The metric `client_clipped_share` is the share of the cohort in whom that happened. A client with NaN
+    The metric `client_clipped_share` is the share of the cohort with clipped numbers. A client with NaN
     makes the sum NaN, as without a secure sum, and the run reports it.
 
-    Hidden are single clients' updates, batch statistics, weights and `extra`. The sum itself is not, nor
-    are metrics, which a simulation writes for its user: the sum of two clients tells each of them the
-    other's. Noise on the sum is `private`'s. FedDF and FedBE need clients' models and refuse the method.
+    The updates, batch statistics, weights and `extra` of individual clients are hidden. The sum is not
+    hidden: from the sum of two clients each can compute the other's. Metrics, which a simulation writes
+    for its user, are not hidden either. For noise on the sum use `private`. FedDF and FedBE need the
+    clients' models and raise ValueError for this method.
 
-    A masked vector cannot be compressed: around `compressed` the way up is counted in full, so bits are
-    what makes it shorter. Bytes are the vectors', keys and shares, as in `secure_sum_protocol`.
+    A masked vector cannot be compressed. So the upload of `secure_sum(compressed(...))` is counted in
+    full, and only fewer `bits` make it smaller. Bytes are those of vectors, keys and shares, as in
+    `secure_sum_protocol`.
 
     Args:
       method: any method of one model, compressed or not.
-      num_clients: the most clients of a cohort, at least 2.
+      num_clients: the largest number of clients in a cohort, at least 2.
       value_range: the largest magnitude of a number that a client sends, before it is weighted.
-      max_weight: the largest weight of a client, such as the examples of the largest.
+      max_weight: the largest weight of a client, such as its number of examples.
       bits: of a number in the sum, 2 to 32.
-      masks: whether masks are drawn. The model is the same to the bit without them, and the round, which
-        draws one mask for every two clients, is faster.
+      masks: whether masks are drawn. Without them the model is the same to the bit, and a round, which
+        otherwise draws a mask for every two clients, is faster.
 
     Raises:
-      ValueError, TypeError: names the argument and what is allowed; a range that `bits` cannot hold.
+      ValueError, TypeError: names the argument and what is allowed, also if `bits` are too few.
     """
     check_arguments(secure_sum, locals())
     if method.reduce.mask is not None:
@@ -84,5 +87,5 @@ def secure_sum(
         client_update=client_update,
         reduce=reduce,
         fine_tune=fine_tune,
-        sends_models=False,  # a server cannot tell clients' models from their sum
+        sends_models=False,  # the server cannot compute clients' models from their sum
     )

@@ -1,4 +1,4 @@
-"""Bytes that a client sends and gets in one secure sum, as `secure_sum_protocol` sends them."""
+"""Bytes that a client uploads and downloads in one secure sum, as in `secure_sum_protocol`."""
 
 from fedcodist.core.communication import Communication
 
@@ -17,11 +17,11 @@ def vector_bytes(size: int, bits: int) -> int:
 
 
 def agreement_bytes(num_clients: int) -> Communication:
-    """Bytes of keys and shares beside the vector, where nobody drops out.
+    """Bytes of keys and shares, in addition to the vector, if no client drops out.
 
-    Up are two public keys, an encrypted share for everyone else, and a share of everyone's seed in the
-    end. Down are others' keys and encrypted shares with the indices of their senders, and the list of
-    those whose vectors arrived.
+    A client uploads two public keys, an encrypted share for every other client, and finally a share of
+    every client's seed. It downloads the others' keys and encrypted shares with the indices of their
+    senders, and the list of clients whose vectors arrived.
     """
     others = num_clients - 1
     encrypted = INDEX_BYTES + CIPHER_BYTES + SHARE_BYTES

@@ -1,7 +1,7 @@
-"""Keys, seeds, masks and shares of the secure sums' protocol, by the libraries that know how.
+"""Keys, seeds, masks and shares of the secure sums' protocol, from cryptographic libraries.
 
-X25519, HKDF, ChaCha20 and AES-GCM are those of `cryptography`. Shamir's sharing over GF(2^128) is that
-of `pycryptodomex`. Both are imported when first used.
+X25519, HKDF, ChaCha20 and AES-GCM are from `cryptography`. Shamir's secret sharing over GF(2^128) is
+from `pycryptodomex`. Both are imported when first used.
 """
 
 import os
@@ -17,7 +17,7 @@ NONCE = 12
 
 
 def shared(secret: bytes, receivers: list[int], threshold: int) -> dict[int, bytes]:
-    """Receiver -> its share of a secret of whole halves; any `threshold` of them restore it."""
+    """Receiver -> its share of a secret (a multiple of 16 bytes); any `threshold` shares restore it."""
     from Cryptodome.Protocol.SecretSharing import Shamir
 
     halves = [secret[start : start + HALF] for start in range(0, len(secret), HALF)]
@@ -29,7 +29,7 @@ def shared(secret: bytes, receivers: list[int], threshold: int) -> dict[int, byt
 
 
 def restored(shares: Mapping[int, bytes], receivers: list[int], threshold: int) -> bytes:
-    """The secret of at least `threshold` receivers' shares."""
+    """The secret, restored from the shares of at least `threshold` receivers."""
     from Cryptodome.Protocol.SecretSharing import Shamir
 
     used = sorted(shares)[:threshold]

@@ -1,9 +1,9 @@
-"""The protocol behind `secure_sum`, with real keys: on the host, all clients in this process.
+"""The protocol behind `secure_sum`, with real keys, on the host and with all clients in this process.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017,
-https://eprint.iacr.org/2017/281, figure 4 without the parts that guard against a server which lies
-(signatures, and the round of consistency checks). A compiled simulation has random keys in place of
-agreed ones and nobody drops out; the sum of the integers is the same.
+https://eprint.iacr.org/2017/281, figure 4 without the parts against a malicious server (signatures, and
+the round of consistency checks). A compiled simulation has random keys in place of agreed ones, and no
+client drops out; the sum of the integers is the same.
 """
 
 import os
@@ -29,7 +29,7 @@ from fedcodist.privacy.secure_sum_keys import (
 
 
 class DropOuts(NamedTuple):
-    """Clients who leave: before they share their secrets, send their vector, or help to unmask."""
+    """Clients that drop out before they share secrets, before they send vectors, or before unmasking."""
 
     sharing: Collection[int] = ()
     vector: Collection[int] = ()
@@ -37,12 +37,12 @@ class DropOuts(NamedTuple):
 
 
 class SummedSecurely(NamedTuple):
-    """What the protocol leaves.
+    """The results of the protocol.
 
     Attributes:
       total: uint32 [size], the sum modulo 2^bits over the clients whose vectors arrived.
       summed: these clients.
-      masked: client -> uint32 [size], what the server saw of it.
+      masked: client -> uint32 [size], the masked vector that the server received.
       bytes_up, bytes_down: client -> bytes of all its messages.
     """
 
@@ -59,22 +59,24 @@ def secure_sum_protocol(
     bits: int = 32,
     drop_outs: DropOuts = DropOuts(),
 ) -> SummedSecurely:
-    """Sums clients' vectors modulo 2^bits without a look at one of them.
+    """Sums clients' vectors modulo 2^bits; the server sees no individual vector.
 
-    A client adds to its vector a mask for every other client, which cancels in the sum, and one of its
-    own. It shares the seed of its own mask and its private key among all. In the end the clients who
-    are left give the server, for each client whose vector arrived, their shares of the seed, and for
-    each whose vector did not arrive, their shares of the private key: never both of the same client.
+    A client adds to its vector a mask for every other client, which cancels in the sum, and a mask of
+    its own. It splits the seed of its own mask and its private key into shares for all clients. In the
+    end the remaining clients send shares to the server: of the seed for each client whose vector
+    arrived, and of the private key for each client whose vector did not arrive. They never send both for
+    the same client.
 
     Args:
       vectors: client -> unsigned integers [size] below 2^bits, such as those of a `FixedPoint`.
-      threshold: how many clients' shares restore a secret. Fewer clients who are in league with the
-        server learn nothing of the others' vectors but their sum.
+      threshold: how many clients' shares restore a secret. If fewer clients collude with the server,
+        they only learn the sum of the others' vectors.
       bits: of a number, at most 32.
-      drop_outs: who leaves when.
+      drop_outs: which clients drop out, and when.
 
     Raises:
-      ValueError, TypeError: names the argument and what is allowed; fewer clients left than `threshold`.
+      ValueError, TypeError: names the argument and what is allowed, also if fewer than `threshold`
+        clients remain.
       ImportError: the extra `secure` is not installed.
     """
     check_installed("the protocol of secure sums", "cryptography", "secure")
@@ -82,11 +84,11 @@ def secure_sum_protocol(
     clients = _checked_clients(vectors, threshold, bits, drop_outs)
     up, down = (dict.fromkeys(clients, 0) for _ in range(2))
 
-    # Round 0, AdvertiseKeys: two public keys each, which the server passes on.
+    # Round 0, AdvertiseKeys: every client sends two public keys, which the server forwards.
     advertised = {index: client.public_keys() for index, client in clients.items()}
     for index in clients:
         up[index] += 2 * KEY_BYTES
-    # Round 1, ShareKeys: shares of both secrets for everyone, encrypted for their receiver.
+    # Round 1, ShareKeys: shares of both secrets for all clients, encrypted for their receivers.
     sharing = _left(clients, drop_outs.sharing, threshold)
     inbox: dict[int, dict[int, bytes]] = {index: {} for index in sharing}
     for index in sharing:
@@ -95,7 +97,7 @@ def secure_sum_protocol(
             up[index] += INDEX_BYTES + len(message)
             if receiver in inbox:
                 inbox[receiver][index] = message
-    # Round 2, MaskedInputCollection: masks for all who have shared their secrets.
+    # Round 2, MaskedInputCollection: vectors with masks for all clients that have shared their secrets.
     arrived = _left(sharing, drop_outs.vector, threshold)
     masked = {}
     for index in sharing:
@@ -104,7 +106,7 @@ def secure_sum_protocol(
         message = clients[index].masked_vector(inbox[index])
         up[index] += len(message)
         masked[index] = unpacked(message, len(vectors[index]), bits)
-    # Round 4, Unmasking: of those whose vector is there the seed, of the others the private key.
+    # Round 4, Unmasking: shares of the seed if a client's vector arrived, else of its private key.
     helping = _left(arrived, drop_outs.unmasking, threshold)
     revealed: dict[int, dict[int, bytes]] = {index: {} for index in sharing}
     for index in arrived:
@@ -118,7 +120,7 @@ def secure_sum_protocol(
 
 
 class _Client:
-    """One client: its vector, its secrets, and the shares of others' secrets that it keeps."""
+    """A client: its vector, its secrets, and the shares of other clients' secrets that it keeps."""
 
     def __init__(self, index: int, vector: np.ndarray, bits: int):
         self.index, self.vector, self.bits = index, vector, bits
@@ -128,7 +130,7 @@ class _Client:
         self.kept: dict[int, bytes] = {}  # owner -> its share of the private key and of the seed
 
     def public_keys(self) -> tuple[bytes, bytes]:
-        """Of the channel on which shares travel, and of masks."""
+        """The public keys of the channel for shares, and of the masks."""
         return public_key_of(self.channel_key), public_key_of(self.mask_key)
 
     def shares(
@@ -148,7 +150,7 @@ class _Client:
         return sent
 
     def masked_vector(self, messages: Mapping[int, bytes]) -> bytes:
-        """The vector under its own mask and those that it shares with all who sent their shares."""
+        """The vector plus its own mask, and the masks for all clients that sent their shares."""
         for owner, message in messages.items():
             route = _route(owner, self.index)
             self.kept[owner] = decrypted(self._channel(owner), message, route)
@@ -189,7 +191,7 @@ def _unmasked(
     threshold: int,
     bits: int,
 ) -> np.ndarray:
-    """The server's part: the sum without the masks of those who are there and those who left."""
+    """The server's part: the sum without the own masks, and without the masks for drop-outs."""
     total = np.sum(list(masked.values()), axis=0, dtype=np.uint32)
     receivers = sorted(advertised)
     for owner, shares in revealed.items():
@@ -197,7 +199,7 @@ def _unmasked(
         if owner in masked:
             total = total - mask_of(secret, len(total))
             continue
-        for other in masked:  # whose vectors have the mask that they share with the owner
+        for other in masked:  # these vectors still have the masks for the owner, who dropped out
             seed = agreed_seed(private_key_of(secret), advertised[other][1])
             total = total - _signed(mask_of(seed, len(total)), other, owner)
     return total & _modulus(bits)
@@ -239,7 +241,7 @@ def _modulus(bits: int) -> np.uint32:
 
 
 def _signed(mask: np.ndarray, index: int, other: int) -> np.ndarray:
-    """The mask as a client has it: of two, the one of the smaller index adds it."""
+    """The mask with a sign: of two clients, the one with the smaller index adds it."""
     return mask if index < other else np.uint32(0) - mask
 
 

@@ -1,4 +1,4 @@
-"""A reduction that sums fixed-point numbers under pairwise masks, of which a server sees the sum alone.
+"""A reduction that sums fixed-point numbers with pairwise masks, so that the server sees only the sum.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017,
 https://eprint.iacr.org/2017/281. Inside a compiled round a random key stands for the seed on which two
@@ -26,13 +26,13 @@ MOST_BITS = 32
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["dtype"])
 @dataclasses.dataclass(frozen=True)
 class FixedPoint:
-    """Integers modulo 2^b, uint32, and the dtype of the numbers for which they stand."""
+    """Integers modulo 2^b, uint32, and the dtype of the numbers that they represent."""
 
     values: jax.Array
     dtype: Any
 
 
-# What is summed, and whether anything was clipped or broken; () where nothing is sent.
+# (what is summed, flags (was clipped, is not finite)); the flags are () if nothing is sent.
 Prepared = tuple[PyTree, tuple[FixedPoint, ...]]
 
 
@@ -44,17 +44,17 @@ def secure_sum_reduce(
     masks: bool = True,
     reduce: Reduce | None = None,
 ) -> Reduce:
-    """The reduction, but a server sees nothing of what clients send except its sum.
+    """The reduction as a secure sum: of the clients' messages the server sees only the sum.
 
-    Methods of parties take it: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
-    one model have `secure_sum`, which says what is sent, hidden and lost. It goes around compression and
-    clipping, `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. The metrics
-    `<party>/client_bytes_up` and `<party>/client_clipped_share` tell the bytes, and how many parties
-    had a number out of range.
+    It is for methods of parties: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
+    one model use `secure_sum`, which also documents what is hidden and what is lost. It goes around
+    compression and clipping: `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. The
+    metrics are `<party>/client_bytes_up` and `<party>/client_clipped_share`, the share of parties with a
+    number out of range.
 
     Args:
-      num_clients, value_range, max_weight, bits, masks: as `secure_sum` has them.
-      reduce: what is summed securely; the weighted mean where not given.
+      num_clients, value_range, max_weight, bits, masks: as in `secure_sum`.
+      reduce: the reduction to compute securely; by default the weighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -80,7 +80,7 @@ def secure_sum_reduce(
 def fixed_point_reduce(
     inner: Reduce, num_clients: int, value_range: float, max_weight: float, bits: int, masks: bool
 ) -> Reduce:
-    """`secure_sum_reduce` without its metrics, for methods to whom `extra` belongs."""
+    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves."""
     check_secure_sum(inner, num_clients, value_range, max_weight, bits)
     largest = _largest(value_range, max_weight)
     most = _most(num_clients, bits)
@@ -89,14 +89,14 @@ def fixed_point_reduce(
     def prepare(result: ClientResult, key: jax.Array) -> Prepared:
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
             return inner.prepare(result, key), ()
-        if inner.bound is not None:  # norms are clipped before numbers are
+        if inner.bound is not None:  # clip norms before single numbers
             result = result._replace(update=inner.bound(result.update))
         prepared = inner.prepare(bounded(result, value_range, max_weight), key)
-        # A reduction of its own may make larger numbers of those in range.
+        # `inner.prepare` may turn numbers in range into larger ones.
         leaves = _sent_leaves(prepared)
         is_larger = _any(leaves, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
         is_clipped = exceeds(result, value_range, max_weight) | is_larger
-        # Integers have no NaN: a client that has one says so, beside the numbers.
+        # Integers have no NaN, so a client with NaN sends a flag beside the numbers.
         sent = (result.update, result.mutable, result.weight, result.extra, leaves)
         is_broken = _any(sent, lambda leaf: ~jnp.isfinite(leaf))
         flags = tuple(
@@ -153,18 +153,18 @@ def check_secure_sum(
 
 
 def resolution(num_clients: int, value_range: float, max_weight: float, bits: int) -> float:
-    """The step of the fixed-point numbers: a client's are rounded to a multiple of it."""
+    """The step of the fixed-point numbers, to whose multiples clients round."""
     return _largest(value_range, max_weight) / _most(num_clients, bits)
 
 
 def bytes_up(prepared: PyTree, num_clients: int, bits: int) -> int:
-    """What a client sends in a round: one masked number for each that is summed, keys and shares."""
+    """Bytes that a client uploads in a round: the masked vector, keys and shares."""
     size = sum(int(leaf.size) for leaf in _sent_leaves(prepared))
     return vector_bytes(size, bits) + agreement_bytes(num_clients).up
 
 
 def bounded(result: ClientResult, value_range: float, max_weight: float) -> ClientResult:
-    """What a client returns, with every number clipped to the range and its weight to the largest."""
+    """The client's result with every number clipped to the range, and the weight to `max_weight`."""
     numbers = (result.update, result.mutable, result.extra)
     update, mutable, extra = _clipped(numbers, value_range)
     weight = jnp.minimum(result.weight, max_weight).astype(result.weight.dtype)
@@ -179,10 +179,10 @@ def exceeds(result: ClientResult, value_range: float, max_weight: float) -> jax.
 
 
 def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: int) -> jax.Array:
-    """The sum of the masks that a client shares with each of the others, uint32 [length].
+    """The sum of a client's masks for all other clients, uint32 [length].
 
-    Of every two clients the one of the smaller index adds the mask and the other subtracts it, so that
-    all sums of a round add up to 0 modulo 2^32.
+    Of every two clients the one with the smaller index adds their mask and the other subtracts it, so
+    that the masks of all clients add up to 0 modulo 2^32.
     """
 
     def add(place: jax.Array, total: jax.Array) -> jax.Array:
@@ -190,7 +190,7 @@ def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: 
         seed = keys.derive(key, jnp.minimum(client, other), jnp.maximum(client, other))
         mask = jax.random.bits(seed, (length,), jnp.uint32)
         signed = jnp.where(client < other, mask, jnp.where(client > other, -mask, 0))
-        return total + jnp.where(other < 0, 0, signed)  # a slot of nobody
+        return total + jnp.where(other < 0, 0, signed)  # below 0: an empty slot
 
     return jax.lax.fori_loop(0, len(clients), add, jnp.zeros(length, jnp.uint32))
 
@@ -206,12 +206,12 @@ def _largest(value_range: float, max_weight: float) -> float:
 
 
 def _most(num_clients: int, bits: int) -> int:
-    """The largest integer of a client with which sums of all clients stay below 2^(bits - 1)."""
+    """The largest integer per client for which the sum of all clients stays below 2^(bits - 1)."""
     return (2 ** (bits - 1) - 1) // num_clients
 
 
 def _encoded(leaf: jax.Array, step: float, most: int, bits: int) -> FixedPoint:
-    """A leaf's numbers as multiples of the step, at most `most` of them; 0 in place of NaN."""
+    """A leaf's numbers as multiples of the step, clipped to +-`most`; 0 in place of NaN."""
     limit = np.float32(most)
     if int(limit) > most:  # float32 has rounded up
         limit = np.nextafter(limit, np.float32(0))
@@ -237,7 +237,7 @@ def _modulo(values: jax.Array, bits: int) -> jax.Array:
 
 
 def _any(tree: PyTree, is_so: Any) -> jax.Array:
-    """Whether it is so for any number of a tree, a scalar bool."""
+    """Whether `is_so` holds for any number of a tree, a scalar bool."""
     found = jnp.zeros((), bool)
     for leaf in jax.tree.leaves(tree):
         found |= jnp.any(is_so(leaf))
@@ -245,12 +245,12 @@ def _any(tree: PyTree, is_so: Any) -> jax.Array:
 
 
 def _of_sent_leaves(function: Any, tree: PyTree, kind: Any = ()) -> PyTree:
-    """The tree with the function of what clients send; what is only measured stays as it is.
+    """Applies the function to all leaves that clients send; `Measured` nodes are not changed.
 
     Args:
-      function: of a leaf, or of a node of `kind`.
-      tree: what is prepared, or its sum.
-      kind: a class whose nodes are leaves.
+      function: of a leaf, or of a node of class `kind`.
+      tree: a prepared result, or the sum of several.
+      kind: a class whose instances are treated as leaves.
     """
     return jax.tree.map(
         lambda node: node if isinstance(node, Measured) else function(node),
@@ -260,12 +260,12 @@ def _of_sent_leaves(function: Any, tree: PyTree, kind: Any = ()) -> PyTree:
 
 
 def _sent_leaves(tree: PyTree) -> list[Any]:
-    """The leaves of what clients send, in the tree's order."""
+    """The leaves that clients send, without `Measured` nodes, in the tree's order."""
     is_measured = lambda node: isinstance(node, Measured)
     nodes = jax.tree.leaves(tree, is_leaf=is_measured)
     return [node for node in nodes if not is_measured(node)]
 
 
 def _is_summed(prepared: Prepared) -> bool:
-    """Whether `prepare` made fixed-point numbers, and not of a pass in which nothing is sent."""
+    """Whether `prepare` has made fixed-point numbers; not in a pass in which nothing is sent."""
     return prepared[1] != ()

@@ -1,1 +1,1 @@
-"""Methods in which clients train the one model of their pool: FedAvg and what changes its clients."""
+"""Methods in which clients train one shared model: FedAvg and methods that change its local training."""

@@ -1,4 +1,4 @@
-"""APFL: each client mixes a model of its own and the global one, and learns in which proportion.
+"""APFL: each client predicts with a mixture of its own model and the global one, and learns the share.
 
 "Adaptive Personalized Federated Learning" (Deng, Kamani, Mahdavi, 2020).
 https://arxiv.org/abs/2003.13461
@@ -39,8 +39,9 @@ class APFLHyper(NamedTuple):
     Attributes:
       client_learning_rate: of w and v.
       server_learning_rate: of the server's optimizer.
-      alpha: v's share of a client's mixture before it learns another.
-      alpha_learning_rate: of the shares; 0 keeps them. The released code takes the clients' rate.
+      alpha: the initial share of v in a client's mixture.
+      alpha_learning_rate: of the shares; with 0 they do not change. The released code uses
+        `client_learning_rate`.
     """
 
     client_learning_rate: Any = 0.05
@@ -50,12 +51,12 @@ class APFLHyper(NamedTuple):
 
 
 class APFLState(NamedTuple):
-    """What a client keeps.
+    """The client state.
 
     Attributes:
-      own: v; its mutable state is that of the mixture's passes.
+      own: v; its mutable state comes from the mixture's forward passes.
       share: alpha, v's share of the mixture, in [0, 1]; float32.
-      is_first: 1 before the client's first participation, when `hyper.alpha` is its share; else 0.
+      is_first: 1 before the client's first participation, when its share is `hyper.alpha`; else 0.
     """
 
     own: Variables
@@ -70,18 +71,19 @@ def apfl(
     schedule: Schedule = constant,
     hyper: APFLHyper = APFLHyper(),
 ) -> FederatedMethod:
-    """FedAvg, whose clients have a model v besides w and predict by alpha v + (1 - alpha) w.
+    """FedAvg whose clients also have a model v and predict with alpha v + (1 - alpha) w.
 
-    On each batch w takes FedAvg's step, and v a step along the gradient of the mixture's loss by v,
-    which is alpha times that by the mixture. In the first step of a round, alpha takes a step along its
-    gradient, the inner product of v - w and the gradient by the mixture, and is clipped to [0, 1]. v
-    begins as the server's initial model, which clients draw from its seed. v and alpha are the client's
-    state. `personal` is the mixture of v and the server's model, or that model for a client who never
-    took part. alpha = 0 throughout is FedAvg, alpha = 1 is training alone.
+    On each batch w takes FedAvg's step. v takes a step along the gradient of the mixture's loss with
+    respect to v, which is alpha times the gradient with respect to the mixture. In the first step of a
+    round alpha takes a step too, and is clipped to [0, 1]. Its gradient is the inner product of v - w
+    and the gradient with respect to the mixture. v starts as the server's initial model, which clients
+    draw from the server's seed. v and alpha are the client state. `personal` is the mixture of v and the
+    server's model; for clients who never took part it is the server's model. alpha = 0 in all rounds is
+    FedAvg, and alpha = 1 is local training alone.
 
-    Gradients are all at the models before the step. In the released code (FedTorch) w's step comes
-    first, outputs are mixed in place of parameters, and alpha's gradient is made of v's and w's, with
-    0.02 alpha added; the paper mixes parameters, as here.
+    All gradients are computed at the models before the step. In the released code (FedTorch) w's step
+    comes first, outputs are mixed in place of parameters, and alpha's gradient is computed from those of
+    v and w, with 0.02 alpha added. The paper mixes parameters, as here.
 
     Args:
       model: the network.
@@ -105,15 +107,15 @@ def apfl(
         key: jax.Array,
         hyper: APFLHyper,
     ) -> ClientResult:
-        # The local model w starts at the one that was received; v and alpha are the client's.
+        # The local model w starts as the received model; v and alpha are the client state.
         share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
         start = Variables(
             {GLOBAL: message.params, MIXED: client_state.own.params, ALPHA: share},
             {GLOBAL: message.mutable, MIXED: client_state.own.mutable},
         )
 
-        # On each batch, w and v take a step along the gradient of f(w) + f(alpha v + (1 - alpha) w), in
-        # which the mixture's w does not learn; in the round's first step alpha does too.
+        # On each batch w and v take a step along the gradient of f(w) + f(alpha v + (1 - alpha) w), with
+        # no gradient through the mixture's w. In the round's first step alpha takes a step too.
         rates: Any = (hyper.client_learning_rate, hyper.alpha_learning_rate)
         trained = train_client(_both(model), both_training, start, data, key, rates)
         params, mutable = trained.variables
@@ -149,13 +151,13 @@ def mixture(share: jax.Array, own: PyTree, received: PyTree) -> PyTree:
 
 
 def _both(model: Model) -> Model:
-    """w, and the mixture in which w is a constant, as one model whose loss is the sum of both."""
+    """A joint model of w and of the mixture, in which w is constant. Its loss is the sum of both."""
 
     def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:
         of = lambda name: checked_loss(model.loss, outputs[name], batch)
         return of(GLOBAL) + of(MIXED)
 
-    # w drops the units that it would drop in FedAvg.
+    # With this key, dropout in w is the same as in FedAvg.
     pair = joint_model({GLOBAL: model, MIXED: model}, loss, keeps_key=GLOBAL)
 
     def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[Any, PyTree]:
@@ -169,7 +171,7 @@ def _both(model: Model) -> Model:
 
 
 def _with_share(factory: OptimizerFactory) -> OptimizerFactory:
-    """(clients' rate, alpha's) -> optimizers of both models, and alpha's, of the round's first step."""
+    """(clients' rate, alpha's) -> optimizer of both models, and of alpha in a round's first step."""
 
     def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
         of_model = factory(rates[0])

@@ -1,4 +1,4 @@
-"""Ditto: each client keeps a model of its own, held near the global one, which FedAvg trains.
+"""Ditto: FedAvg trains the global model, and each client trains a personal model near it.
 
 "Ditto: Fair and Robust Federated Learning Through Personalization" (Li, Hu, Beirami, Smith, 2021).
 https://arxiv.org/abs/2012.04221
@@ -30,9 +30,9 @@ PyTree = Any
 
 
 class DittoHyper(NamedTuple):
-    """Learning rates and lambda, which holds personal models near the global one; traced.
+    """Learning rates and lambda, which keeps personal models near the global one; traced.
 
-    `client_learning_rate` is that of both models, as in algorithm 1 and in the released code.
+    Both models have the same `client_learning_rate`, as in algorithm 1 and in the released code.
     """
 
     client_learning_rate: Any = 0.05
@@ -48,15 +48,16 @@ def ditto(
     schedule: Schedule = constant,
     hyper: DittoHyper = DittoHyper(),
 ) -> FederatedMethod:
-    """FedAvg, whose clients train a model v of their own besides: F(v) + (lambda / 2) ||v - w||^2.
+    """FedAvg whose clients also train a personal model v on F(v) + (lambda / 2) ||v - w||^2.
 
-    w is the global model that the client received. v begins as the server's initial model, which
-    clients draw from its seed, and stays in the client's state: it is evaluated as `personal`. The
-    global model is FedAvg's, whatever lambda is. With lambda = 0 v is trained by the client alone.
+    w is the global model that the client received. v starts as the server's initial model, which clients
+    draw from the server's seed. It is the client state and is evaluated as `personal`. The global model
+    is FedAvg's for every lambda. With lambda = 0, v is trained by the client alone.
 
-    The released code takes a step of v and one of w on each batch; so both visit the same batches here
-    too, in the same order. It averages updates uniformly, and can choose a client's lambda on validation
-    data. Here means are weighted by clients' examples, and lambda is one for all clients.
+    The released code takes one step on v and one on w for each batch. Therefore both models visit the
+    same batches here too, in the same order. The released code averages updates uniformly, and can
+    choose each client's lambda on validation data. Here means are weighted by clients' examples, and all
+    clients have the same lambda.
 
     Args:
       model: the network.
@@ -82,10 +83,10 @@ def ditto(
         hyper: DittoHyper,
     ) -> ClientResult:
         rate = hyper.client_learning_rate
-        # Algorithm 1: the client trains the global model from w^t, and will send how far it came.
+        # Algorithm 1: the client trains the global model from w^t; the difference will be sent.
         trained = train_client(model, training, message, data, key, rate)
 
-        # v_k takes steps along the gradient of F_k(v_k) + lambda (v_k - w^t), w^t as it was received.
+        # v_k takes steps along the gradient of F_k(v_k), plus lambda (v_k - w^t) with the received w^t.
         def towards_global(gradient: PyTree, params: PyTree) -> PyTree:
             pull = lambda g, v, w: g + hyper.proximal_weight * (v - w)
             return jax.tree.map(pull, gradient, params, message.params)

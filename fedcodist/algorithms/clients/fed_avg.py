@@ -1,6 +1,8 @@
-"""Federated averaging (McMahan et al., 2017) with any server optimizer (FedOpt, Reddi et al., 2021).
+"""FedAvg: clients train locally and the server averages their models; FedOpt: with a server optimizer.
 
-https://arxiv.org/abs/1602.05629 and https://arxiv.org/abs/2003.00295
+"Communication-Efficient Learning of Deep Networks from Decentralized Data" (McMahan, Moore, Ramage,
+Hampson, Aguera y Arcas, 2017). https://arxiv.org/abs/1602.05629
+"Adaptive Federated Optimization" (Reddi et al., 2021). https://arxiv.org/abs/2003.00295
 """
 
 import functools
@@ -59,19 +61,19 @@ def fed_avg(
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg as a method: clients train locally, the new model is the weighted mean of theirs.
+    """FedAvg as a method: clients train locally, and the weighted mean of their models is the new model.
 
     The pseudo-gradient is the example-weighted mean of (received - trained) parameters. The default
-    server, SGD of learning rate 1, takes all of it, as McMahan et al. do. Another server optimizer, of
-    a rate of its own, makes it FedOpt; `fed_opt` is the one with Adam.
+    server optimizer, SGD with learning rate 1, applies all of it, as McMahan et al. do. With another
+    server optimizer and learning rate this is FedOpt; `fed_opt` uses Adam.
 
     Args:
       model: the network.
       training: local optimizer (learning rate -> optax optimizer), batch size, epochs, preprocessing.
-      server_optimizer: learning rate -> any optax optimizer. One that is not SGD needs a
-        `hyper.server_learning_rate` that suits it: 1 does not suit Adam.
-      schedule: (server learning rate, round from 0) -> learning rate of that round. It is applied
-        outside of the optimizer's state, so that resetting moments does not reset the schedule.
+      server_optimizer: learning rate -> any optax optimizer. An optimizer other than SGD needs a
+        suitable `hyper.server_learning_rate`: 1 does not suit Adam.
+      schedule: (server learning rate, round from 0) -> learning rate of that round. It is not part of
+        the optimizer's state, so resetting the moments does not reset the schedule.
       hyper: learning rates.
 
     >>> import flax.linen as nn
@@ -97,7 +99,7 @@ def fed_avg(
         key: jax.Array,
         hyper: FedAvgHyper,
     ) -> ClientResult:
-        # McMahan et al., algorithm 1, ClientUpdate: epochs of mini-batch descent from what it received.
+        # McMahan et al., algorithm 1, ClientUpdate: epochs of mini-batch SGD from the received model.
         trained = train_client(model, training, message, data, key, hyper.client_learning_rate)
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
@@ -110,8 +112,8 @@ def fed_avg(
     def server_update(
         server: FedAvgServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
     ) -> FedAvgServer:
-        # McMahan et al.: the model becomes the clients' mean. Reddi et al.: their mean difference from
-        # the model is the gradient of a server optimizer's step.
+        # McMahan et al.: the new model is the mean of the clients' models. Reddi et al.: the model minus
+        # that mean is the gradient of a step of the server optimizer.
         optimizer = server_optimizer(schedule(hyper.server_learning_rate, round))
         updates, optimizer_state = optimizer.update(
             aggregate.pseudo_gradient, server.optimizer_state, server.params
@@ -155,7 +157,7 @@ def fed_opt(
 def client_result(
     message: Any, trained: TrainedClient, weight: Any, client_state: PyTree, extra: PyTree = None
 ) -> ClientResult:
-    """What a client returns after local training: how far it came from what it received."""
+    """A client's result after local training; its update is (received - trained) parameters."""
     return ClientResult(
         update=jax.tree.map(jnp.subtract, message.params, trained.variables.params),
         mutable=trained.variables.mutable,

@@ -1,4 +1,4 @@
-"""FedBABU: FedAvg on the body alone, at a head that stays as it was drawn.
+"""FedBABU: FedAvg that trains only the body; the head keeps its initial values.
 
 "FedBABU: Towards Enhanced Representation for Federated Image Classification" (Oh, Kim, Yun, 2022).
 https://arxiv.org/abs/2106.06042
@@ -37,15 +37,15 @@ def fed_babu(
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg on the body (all layers but the head), at the initial head, which never changes.
+    """FedAvg on the body (all layers but the head), with the initial head, which never changes.
 
-    All clients have the same head, the server's initial one, which they draw from its seed: it does not
-    travel. Nobody keeps anything from round to round. The pool's model is the body and that head. It
-    becomes personal afterwards, when a client fine-tunes it, head and body, on its examples, as the
-    evaluation of client splits does: `<pool>_fine_tuned`. The paper fine-tunes the head alone as well
-    as the whole (not verified).
+    All clients have the server's initial head. They draw it from the server's seed, so it is never sent.
+    Clients keep no state. The pool's model is the body with that head. It becomes personal after
+    training, when a client fine-tunes head and body on its own examples. The evaluation of client splits
+    does this and reports `<pool>_fine_tuned`. The paper fine-tunes the head alone as well as the whole
+    (not verified).
 
-    Where a server distils, it distils the body: the head stays the initial one there too.
+    If a server distils, it distils only the body: the head keeps its initial values there too.
 
     Args:
       model: the network.
@@ -63,7 +63,7 @@ def fed_babu(
     )
     sent_partly = partially_shared(with_fixed_part(averaging, is_head), private)
 
-    # A client is always as before its first participation: it draws the head again.
+    # A client's state is always that before its first participation, so it draws the head again.
     nothing_kept = sent_partly.init_client_state
 
     def client_update(
@@ -81,7 +81,7 @@ def fed_babu(
     def fine_tune(
         server: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: FedAvgHyper
     ) -> dict[str, Variables]:
-        # Only here the head is trained too.
+        # Only fine-tuning trains the head too.
         rate = hyper.client_learning_rate
         start = sent_partly.variables(server)
         return {SHARED_MODEL: train_client(model, training, start, data, key, rate).variables}
@@ -97,7 +97,7 @@ def fed_babu(
 
 
 def with_fixed_part(method: FederatedMethod, is_fixed: IsPrivate) -> FederatedMethod:
-    """The method, at whose server a part of the model stays as it is, whoever changes the model."""
+    """The method with a fixed part of the model: neither aggregation nor distillation changes it."""
 
     def fixed(server: PyTree, new: Variables) -> Variables:
         return with_private(new, private_part(method.variables(server), is_fixed), is_fixed)

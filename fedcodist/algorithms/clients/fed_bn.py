@@ -27,14 +27,14 @@ def fed_bn(
 ) -> FederatedMethod:
     """FedAvg on all layers but the normalisation layers.
 
-    Scales, shifts and batch statistics stay with each client. The released code does the same: it
-    leaves out what has 'bn' in its name.
+    Scales, shifts and batch statistics stay with each client. The released code does the same: it does
+    not share layers with 'bn' in their names.
 
     Args:
       model: a network with normalisation layers.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
-      private: the normalisation layers, see `partially_shared`. Networks whose authors have named
-        them otherwise, such as `self.bn1` in NNX, need a pattern: 'bn*'.
+      private: the normalisation layers, see `partially_shared`. Networks in which they have other
+        names, such as `self.bn1` in NNX, need another pattern, such as 'bn*'.
 
     Raises:
       TypeError, ValueError: as `partially_shared`, so also for a network without normalisation layers.

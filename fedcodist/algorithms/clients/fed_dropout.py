@@ -1,6 +1,7 @@
-"""Federated Dropout (Caldas et al., 2018): every client trains a smaller model cut out of the whole.
+"""Federated Dropout: every client trains a random smaller part of the global network.
 
-https://arxiv.org/abs/1812.07210
+"Expanding the Reach of Federated Learning by Reducing Client Resource Requirements" (Caldas, Konecny,
+McMahan, Talwalkar, 2018). https://arxiv.org/abs/1812.07210
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,29 +50,29 @@ def fed_dropout(
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg whose clients get a model of fewer units per hidden layer, drawn anew for each and round.
+    """FedAvg whose clients get a model with fewer units per hidden layer, drawn per client and round.
 
-    Units are a dense layer's neurons, a convolution's filters, and an encoder's heads of attention and
-    inner neurons, never its hidden width; those that a client gets are equally likely to be any. Its
-    model is dense: what is dropped is not there, neither in a layer's outputs nor in the next one's
-    inputs, and activations are not rescaled. The server puts updates back in their places: a parameter's
-    update is the mean over the clients that had it, weighted by examples, and 0 where no client had. So
-    with the default server, SGD of rate 1, it becomes their mean, or stays; moments of a server's Adam
-    would move it on. Where the smaller model is the whole this is FedAvg.
+    Units are a dense layer's neurons, a convolution's filters, and an encoder's attention heads and
+    inner neurons, but never its hidden width. All subsets of units are equally likely. The client's
+    model is dense: dropped units are removed from a layer's outputs and from the next layer's inputs,
+    and activations are not rescaled. The server puts updates back in their places. A parameter's update
+    is the mean over the clients that had it, weighted by examples, and 0 if no client had it. With the
+    default server optimizer, SGD with rate 1, a parameter becomes that mean or does not change; moments
+    of Adam could still change it. If the smaller model is the whole network, this is FedAvg.
 
-    Only the smaller model travels, both ways; which units it has follows from a key that both know.
+    Only the smaller model is sent, both ways. Its units follow from a key that both sides know.
 
     Args:
       model: without mutable state. A chain of layers has the parameters
         {layer: {'kernel': [..., inputs, outputs], 'bias': [outputs]}}; after a convolution a dense
         layer's inputs are positions x filters.
-      submodel: the same with fewer units, of a chain in the layers but for the last.
-      layers: of a chain, the layers' names in their order. Of another network the units of its
-        parameters' axes, such as `fedcodist.text.bert.encoder_units`.
+      submodel: the same network with fewer units; in a chain, in all layers except the last.
+      layers: for a chain, the layers' names in order. For another network, the units of its parameters'
+        axes, such as `fedcodist.text.bert.encoder_units`.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
 
     Raises:
-      ValueError: one line; models that are no chains where layers are given, or do not fit.
+      ValueError: models that do not fit together, or that are not chains if names of layers are given.
     """
     check_arguments(fed_dropout, locals())
     check_stateless("model", model)
@@ -97,12 +98,12 @@ def fed_dropout(
         key: jax.Array,
         hyper: FedAvgHyper,
     ) -> ClientResult:
-        # The client gets the units that are drawn for it in this round, and trains them alone.
+        # The client trains only the units that are drawn for it in this round.
         places = places_of(draw(key), shapes, units)
         received = Variables(gathered(message.params, places), {})
         trained = train_client(submodel, training, received, data, key, hyper.client_learning_rate)
         result = client_result(received, trained, weight=data.size, client_state=client_state)
-        # Its update goes back to the places of its units, beside a tree that tells which it had.
+        # Updates return to the places of the units; `held` marks the parameters that the client had.
         held = jax.tree.map(jnp.ones_like, result.update)
         travels = tree_bytes(received.params)
         travelled = {
@@ -121,9 +122,9 @@ def fed_dropout(
 
 
 def mean_of_holders() -> Reduce:
-    """The mean of every parameter over the clients that had it, weighted; 0 where none had.
+    """The weighted mean of every parameter over the clients that had it; 0 where no client had it.
 
-    A client's `extra` is like its update, 1 for a parameter that it had and 0 elsewhere.
+    A client's `extra` has the shape of its update: 1 for a parameter that it had and 0 elsewhere.
     """
 
     def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:

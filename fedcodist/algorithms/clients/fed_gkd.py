@@ -1,6 +1,7 @@
-"""FedGKD (Yao et al., 2021): FedAvg whose clients learn from the mean of the last global models too.
+"""FedGKD: FedAvg whose clients also learn from the mean of the last global models.
 
-https://arxiv.org/abs/2107.00051
+"Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID Data" (Yao et al.,
+2021). https://arxiv.org/abs/2107.00051
 """
 
 from typing import Any, NamedTuple
@@ -36,10 +37,10 @@ class FedGKDServer(NamedTuple):
     """FedAvg's server and its last global models.
 
     Attributes:
-      averaging: with the current model.
-      earlier: the models before the current one, the last first; leaves [M - 1, ...]. From position
+      averaging: FedAvg's server, with the current model.
+      earlier: the models before the current one, newest first; leaves [M - 1, ...]. From position
         num_trained - 1 on they are zeros or the initial model, which do not count.
-      num_trained: int32, global models that clients have trained, the current one included; at most M.
+      num_trained: int32, how many of these models clients have trained, the current one included.
     """
 
     averaging: FedAvgServer
@@ -52,8 +53,8 @@ class FedGKDMessage(NamedTuple):
 
     Attributes:
       params, mutable: the current model.
-      teacher: the mean of the last models; None where that is the current model alone.
-      has_learned: 1, or 0 in the first round, where nobody has anything to teach.
+      teacher: the mean of the last models; None if M = 1, when it is the current model.
+      has_learned: 1, or 0 in the first round, when there is no trained model to teach.
     """
 
     params: PyTree
@@ -81,10 +82,10 @@ def fed_gkd(
 ) -> FederatedMethod:
     """FedAvg with lambda T^2 KL(teacher || client) of tempered outputs added to every client's loss.
 
-    The teacher is the mean of the parameters of the last M global models, the current one among them
-    and the initial one not; so in the first round there is none. It answers a client's own examples,
-    in evaluation mode. lambda = 0 is FedAvg. With M = 1 the teacher is what the client received; else
-    the download is two models, the teacher whole even where a compressor shortens the other.
+    The teacher is the mean of the parameters of the last M global models, including the current one but
+    not the initial one. So in the first round there is no teacher. The teacher predicts a client's own
+    examples in evaluation mode. lambda = 0 is FedAvg. With M = 1 the teacher is the received model. Else
+    clients download two models, of which a compressor compresses only the current one.
 
     Args:
       model, training, server_optimizer, schedule: as in `fed_avg`. Outputs are logits.
@@ -92,8 +93,8 @@ def fed_gkd(
       hyper: learning rates, lambda at least 0 and T above 0.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
-      TypeError: a model of text, that returns no logits.
+      ValueError: names the argument and what is allowed.
+      TypeError: a language model, which returns no logits.
     """
     check_arguments(fed_gkd, locals())
     check_integer("models_kept", models_kept, low=1)
@@ -128,7 +129,7 @@ def fed_gkd(
         teacher = received if message.teacher is None else message.teacher
         softly = softened(divergence, hyper.temperature, scaled=True)
 
-        # The loss is the labels' + lambda T^2 KL(teacher || client), on the client's own examples.
+        # The loss of the labels, plus lambda T^2 KL(teacher || client), on the client's own examples.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             answers = logits_of(model.apply(teacher, batch)[0])
             if isinstance(answers, Readout):
@@ -150,7 +151,7 @@ def fed_gkd(
     def server_update(
         server: FedGKDServer, aggregate: Aggregate, round: jax.Array, hyper: FedGKDHyper
     ) -> FedGKDServer:
-        # The current model joins those before it, of which the oldest leaves; clients' are averaged.
+        # The current model joins the earlier ones in place of the oldest. Clients' models are averaged.
         current = averaging.variables(server.averaging)
         push = lambda new, old: jnp.concatenate([new[None], old])[: models_kept - 1]
         earlier = jax.tree.map(push, current, server.earlier)
@@ -177,12 +178,12 @@ def fed_gkd(
 
 
 def mean_of_last(current: Variables, earlier: Variables, num_trained: jax.Array) -> Variables:
-    """The mean of the current model and those before it, as far as clients have trained them.
+    """The mean of the current model and of those earlier models that clients have trained.
 
     Args:
       current: the newest model.
-      earlier: the models before it, the last first; leaves [kept, ...].
-      num_trained: how many there are, the current one included; with 0 or 1 the mean is the current.
+      earlier: the models before it, newest first; leaves [kept, ...].
+      num_trained: how many models to average, including the current; with 0 or 1 it is the current.
     """
     before = jnp.maximum(num_trained - 1, 0)
 

@@ -1,5 +1,6 @@
-"""FedKD (Wu et al., 2022): private teachers and one small student that travels teach each other.
+"""FedKD: each client's private teacher and a small shared student teach each other.
 
+"Communication-efficient federated learning via knowledge distillation" (Wu, Wu, Lyu, Huang, Xie, 2022).
 https://arxiv.org/abs/2108.13323
 
 On each batch, with D = L_t^task + L_s^task,
@@ -7,10 +8,10 @@ On each batch, with D = L_t^task + L_s^task,
     L_t = L_t^task + KL(student || teacher) / D + L^h / D       (the teacher imitates the student)
     L_s = L_s^task + KL(teacher || student) / D + L^h / D
 
-where L^h sums the mean squared distances of aligned layers, W^h times the student's hidden state from
-the teacher's, and attention map from attention map. D is differentiated as the paper writes it, which
-multiplies the gradient of a model's task by 1 - (KL + L^h) / D^2; `MutualLosses.detach_normaliser` says
-when that matters, and turns it off.
+L^h is the sum of mean squared distances over aligned layers: between W^h times the student's hidden
+state and the teacher's hidden state, and between attention maps. D is differentiated, as the paper
+writes it. This multiplies the gradient of a model's task loss by 1 - (KL + L^h) / D^2;
+`MutualLosses.detach_normaliser` explains when this matters, and turns it off.
 """
 
 from collections.abc import Mapping
@@ -34,13 +35,13 @@ from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
-TEACHERS = "teachers"  # of all clients, as they are evaluated
+TEACHERS = "teachers"  # the name under which all clients' teachers are evaluated
 
 
 class FedKDHyper(NamedTuple):
-    """Floats of FedKD; traced. Rates are Adam's usual ones, for networks that start untrained.
+    """Floats of FedKD; traced. The default rates are usual ones of Adam, for untrained networks.
 
-    The paper fine-tunes pre-trained encoders, in news recommendation at 2e-6 (teacher) and 5e-6.
+    The paper fine-tunes pre-trained encoders; in news recommendation with 2e-6 (teacher) and 5e-6.
 
     Attributes:
       teacher_learning_rate: of teachers and their maps W^h.
@@ -56,7 +57,7 @@ class FedKDHyper(NamedTuple):
 
 
 class FedKDServer(NamedTuple):
-    """FedAvg's server of the student, and data of the key from which all teachers are drawn."""
+    """The student's FedAvg server, and data of the key from which all teachers are drawn."""
 
     averaging: Any
     key: jax.Array
@@ -72,34 +73,35 @@ def fed_kd(
     mutual: MutualLosses = MutualLosses(),
     hyper: FedKDHyper = FedKDHyper(),
 ) -> FederatedMethod:
-    """Clients train their teacher and a copy of the student together; students are averaged.
+    """Clients train their teacher and a copy of the student together; the students are averaged.
 
-    The method's model is the student. The teachers, which predict in the end, are evaluated as
-    `teachers`; they start from the same values and are client states, on the host where data are
-    streamed. Means over clients are plain. What FedKD sends is sent by
+    The method's model is the student. Clients finally predict with their teachers, which are evaluated
+    as `teachers`. All teachers start from the same values. They are client states, on the host if data
+    are streamed. Means over clients are unweighted. For FedKD's compression use
     `compressed(fed_kd(...), num_rounds, svd(), svd())`.
 
     Args:
       teacher, student: networks of [batch, classes] logits, or of `LayerOutputs`. Layers are aligned
-        from the top: of L and m layers, the student's l-th and the teacher's l L/m-th; hidden states of
-        both or of none, attention maps where both have some. Different numbers of heads are averaged.
+        from the top: with L and m layers, the student's l-th and the teacher's l L/m-th. Both or none
+        must return hidden states. Attention maps are used if both return some; if the numbers of
+        attention heads differ, maps are averaged over heads.
       columns: the federated data's columns (arrays or shapes), for the widths of W^h.
-      training: of both models, on the same batches; optimizers are two, and go on from round to
-        round. Embeddings stay as they are where models are those of
-        `fedcodist.text.bert.with_frozen_tables`; for what `training.optimizer` makes updates of 0,
-        SVD sends nothing.
-      exchange: 'epoch_delta', clients train for `training.epochs` a round and their students' changes
-        are averaged (the authors' code); or 'step_gradient', a round is one batch and gradients of the
-        student are averaged, along whose mean the server takes a step of `training.optimizer`, which is
-        what clients download (in algorithm 1 they download the mean and take the step themselves).
+      training: of both models, on the same batches. Each model has its own optimizer, which continues
+        over rounds. Embeddings of `fedcodist.text.bert.with_frozen_tables` do not change. SVD sends
+        nothing for parameters whose updates by `training.optimizer` are 0.
+      exchange: with 'epoch_delta' clients train for `training.epochs` per round, and the changes of
+        their students are averaged (the authors' code). With 'step_gradient' a round is one batch and
+        the student's gradients are averaged. The server takes a step of `training.optimizer` along
+        their mean, and clients download the result. (In algorithm 1 clients download the mean and take
+        the step themselves.)
       fresh_optimizers: whether clients' optimizers start anew in each round. Without hidden states and
-        adaptive weights that is FML with weights of a half, at half the learning rates.
+        adaptive weights this is FML with both weights 1/2, at half the learning rates.
       mutual: how the models learn from each other.
-      hyper: learning rates, and weights with which to leave a term out.
+      hyper: learning rates, and the weights of L^d and L^h; 0 leaves a term out.
 
     Raises:
-      ValueError, TypeError: one line; an unknown option, numbers of classes or layers that do not fit,
-        or different widths without W^h.
+      ValueError, TypeError: an unknown option, numbers of classes or layers that do not fit, or
+        different widths without W^h.
     """
     check_arguments(fed_kd, locals())
     check_choice("exchange", exchange, tuple(EXCHANGES))
@@ -122,8 +124,8 @@ def fed_kd(
     def server_update(
         server: FedKDServer, aggregate: Aggregate, round: jax.Array, hyper: FedKDHyper
     ) -> FedKDServer:
-        # The server takes a step along the mean of what clients sent: to the mean of the students where
-        # they sent changes, of the optimizer where they sent gradients.
+        # Clients' changes: the new student is the mean of their students. Clients' gradients: the server
+        # optimizer takes a step along their mean.
         rate = exchanged.server_rate(hyper.student_learning_rate)
         rates = FedAvgHyper(rate, rate)
         stepped = averaging.server_update(server.averaging, aggregate, round, rates)

@@ -1,4 +1,4 @@
-"""What FedKD refuses, by shapes alone: options that do not exist, and models that do not fit."""
+"""FedKD's checks by shapes: options that do not exist, and models that do not fit together."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from fedcodist.core.model import Model
 
 
 def check_mutual(mutual: MutualLosses) -> None:
-    """Raises one line for an option that does not exist."""
+    """Raises ValueError that names an option with a value that does not exist."""
     check_choice("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
     check_choice("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))
     check_choice("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
@@ -22,7 +22,7 @@ def check_mutual(mutual: MutualLosses) -> None:
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises one line unless the value is one of those allowed."""
+    """Raises ValueError that names the argument unless its value is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
 
@@ -34,7 +34,7 @@ def map_shapes(
     training: LocalTraining,
     mutual: MutualLosses,
 ) -> list[tuple[int, int]]:
-    """The shapes of W^h, none for the identity; raises one line where the models do not fit."""
+    """The shapes of W^h; none if it is the identity. Raises ValueError if the models do not fit."""
     example = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
     batch = jax.eval_shape(training.preprocess, example, jax.random.key(0), jnp.zeros(1, jnp.int32))
 
@@ -76,7 +76,7 @@ def map_shapes(
 
 
 def _check_real(of_teacher: Any, of_student: Any) -> None:
-    """Raises one line unless both models tell which tokens are real, in each input that layers read."""
+    """Raises ValueError unless both models return `is_real` for each input that their layers read."""
     for whose, outputs in (("teacher", of_teacher), ("student", of_student)):
         layers = outputs.hidden or outputs.attention
         inputs = len(jax.tree.leaves(layers[0])) if layers else 0

@@ -1,4 +1,4 @@
-"""FedKD's clients: a teacher of their own, and a copy of the student that travels."""
+"""FedKD's clients: each has a private teacher, and a copy of the student, which is exchanged."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,14 +27,14 @@ class FedKDMessage(NamedTuple):
 
 
 class FedKDClientState(NamedTuple):
-    """What never leaves a client.
+    """The client state, which never leaves the client.
 
     Attributes:
       teacher: its Variables.
       maps: W^h of the aligned layers, [student's width, teacher's width].
-      optimizers: states of the teacher's (and maps') and of the student's; () for the latter where
-        gradients are exchanged, and for both where optimizers are fresh.
-      has_started: bool; before, all else is but room.
+      optimizers: (state of the optimizer of teacher and maps, state of the student's). The second is ()
+        if gradients are exchanged; both are () if optimizers are fresh in each round.
+      has_started: bool; false before the first participation, when all other fields are zeros.
     """
 
     teacher: Variables
@@ -44,12 +44,12 @@ class FedKDClientState(NamedTuple):
 
 
 class FedKDClients(NamedTuple):
-    """What a client does in a round.
+    """A client's training in a round.
 
     Attributes:
       teacher, student: the networks.
       map_shapes: of W^h, one for each aligned layer.
-      exchange: what of the student travels.
+      exchange: whether the student's change or its gradient is sent.
       fresh_optimizers: whether optimizers start anew in each round.
       mutual: how the models learn from each other.
     """
@@ -70,14 +70,14 @@ class FedKDClients(NamedTuple):
         hyper: Any,
     ) -> ClientResult:
         """FederatedMethod.client_update."""
-        # The client has its teacher and W^h, and receives the student.
+        # Teacher and W^h are the client state; the student is downloaded.
         client_state, variables = self._received(message, client_state)
         states = self.exchange.resumed(client_state.optimizers, message.params)
         if self.fresh_optimizers:
             states = self._first_optimizers(variables.params)
 
-        # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, the student
-        # along that of L_s; or the student's gradient is kept, to be sent.
+        # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, and the student
+        # along that of L_s. With the exchange of gradients the student's gradient is kept instead.
         rates: Any = (hyper.teacher_learning_rate, hyper.student_learning_rate)
         trained = train_client(
             self._pair(hyper),
@@ -114,12 +114,12 @@ class FedKDClients(NamedTuple):
         return gradient_of_a_batch(pair, self.exchange.training, variables, data, key)[STUDENT]
 
     def teacher_of(self, server: Any, client_state: FedKDClientState) -> Variables:
-        """A client's teacher, the first one before it started."""
+        """A client's teacher; the initial one before its first participation."""
         first = lambda: self.teacher.init(jax.random.wrap_key_data(server.key))
         return jax.lax.cond(client_state.has_started, lambda: client_state.teacher, first)
 
     def first_state(self, message: FedKDMessage) -> FedKDClientState:
-        """What a client has when it starts: the teacher that all start from, and W^h the identity."""
+        """The client state at the first participation: the initial teacher, and identities as W^h."""
         teacher = self.teacher.init(jax.random.wrap_key_data(message.key))
         maps = [jnp.eye(*shape) for shape in self.map_shapes]
         params = {TEACHER: teacher.params, MAPS: maps, STUDENT: message.params}
@@ -129,7 +129,7 @@ class FedKDClients(NamedTuple):
     def _received(
         self, message: FedKDMessage, client_state: FedKDClientState
     ) -> tuple[FedKDClientState, Variables]:
-        """The client's state, its first one before it started, and the pair's variables."""
+        """The client state (the initial one at the first participation), and both models' variables."""
         client_state = jax.lax.cond(
             client_state.has_started, lambda: client_state, lambda: self.first_state(message)
         )
@@ -145,7 +145,7 @@ class FedKDClients(NamedTuple):
         return ((), ()) if self.fresh_optimizers else self.exchange.kept(states)
 
     def _pair(self, hyper: Any) -> Model:
-        """Both models as one of `Outputs`, whose loss is L_t + L_s."""
+        """The joint model, which returns `Outputs` and whose loss is L_t + L_s."""
         losses = mutual_losses(
             self.teacher, self.student, self.mutual, hyper.output_weight, hyper.hidden_weight
         )
@@ -156,8 +156,8 @@ class FedKDClients(NamedTuple):
 def teacher_and_student(
     teacher: Model, student: Model, loss: Callable[[Outputs, Batch], jax.Array]
 ) -> Model:
-    """The two models as one of `Outputs`, with parameters {'teacher', 'maps', 'student'}."""
-    # The student drops the units that it would drop in FedAvg.
+    """The joint model, which returns `Outputs`, with parameters {'teacher', 'maps', 'student'}."""
+    # With this key, dropout in the student is the same as in FedAvg.
     pair = joint_model({TEACHER: teacher, STUDENT: student}, loss, keeps_key=STUDENT)
 
     def apply(

@@ -1,4 +1,4 @@
-"""FedKD's two exchanges: what of the student travels, and what of a round follows from it."""
+"""FedKD's two exchanges: clients send the student's change or its gradient."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,17 +21,17 @@ TEACHER, STUDENT, MAPS = "teacher", "student", "maps"
 
 
 class Exchange(NamedTuple):
-    """What one exchange makes of a round. The states of optimizers are (teacher's, student's).
+    """How a round works with one exchange. "States" are (teacher's, student's) optimizer states.
 
     Attributes:
-      training: both models' within a round, by an optimizer of (teacher's rate, student's).
+      training: of both models in a round, with an optimizer of (teacher's rate, student's rate).
       examples: (data, key) -> the client's examples of a round.
-      resumed: (states that a client kept, student's parameters) -> states with which a round begins.
-      kept: states after a round -> what of them a client keeps.
-      update: (the student's change, states after a round) -> what a client sends.
-      server_optimizer: learning rate -> optimizer that steps along the mean of what clients send.
+      resumed: (states in the client state, student's parameters) -> states at the start of a round.
+      kept: states after a round -> states in the client state.
+      update: (the student's change, states after a round) -> the update that a client sends.
+      server_optimizer: learning rate -> optimizer that steps along the mean of the clients' updates.
       server_rate: the student's learning rate -> the server's.
-      sends_models: whether what clients send tells their students.
+      sends_models: whether a client's student can be computed from its update.
     """
 
     training: LocalTraining
@@ -45,7 +45,7 @@ class Exchange(NamedTuple):
 
 
 def epoch_delta(training: LocalTraining) -> Exchange:
-    """Clients train for their epochs, and the students' changes are averaged (the authors' code)."""
+    """Clients train for some epochs, and the students' changes are averaged (the authors' code)."""
     return Exchange(
         training._replace(optimizer=two_optimizers(training.optimizer, training.optimizer)),
         examples=lambda data, key: data,
@@ -59,9 +59,9 @@ def epoch_delta(training: LocalTraining) -> Exchange:
 
 
 def step_gradient(training: LocalTraining) -> Exchange:
-    """A round is one batch, of which the student's gradients are averaged (algorithm 1).
+    """A round is one batch, and the student's gradients are averaged (algorithm 1).
 
-    The student stays where it is: along the gradients' mean the server takes the step.
+    Clients do not change the student. The server takes a step along the mean gradient.
     """
     optimizer = two_optimizers(training.optimizer, lambda rate: last_gradient())
     no_gradient = lambda params: jax.tree.map(jnp.zeros_like, params)
@@ -85,7 +85,7 @@ EXCHANGES = {"epoch_delta": epoch_delta, "step_gradient": step_gradient}
 def two_optimizers(
     teachers_factory: OptimizerFactory, students_factory: OptimizerFactory
 ) -> OptimizerFactory:
-    """(teacher's rate, student's) -> an optimizer for each as one; maps go with the teacher."""
+    """(teacher's rate, student's) -> one optimizer of both models; the teacher's part trains W^h too."""
 
     def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
         teachers, students = teachers_factory(rates[0]), students_factory(rates[1])

@@ -1,4 +1,4 @@
-"""FedKD's losses: what a teacher and a student learn of outputs, hidden states and attention."""
+"""FedKD's losses: teacher and student learn from each other's outputs, hidden states and attention."""
 
 import itertools
 from collections.abc import Callable
@@ -17,24 +17,24 @@ class MutualLosses(NamedTuple):
     """How teacher and student learn from each other; by default as the paper writes it.
 
     Attributes:
-      adaptive: what D = L_t^task + L_s^task, which divides L^d and L^h, is the sum of: a 'batch' means
-        the batch's mean losses (as the authors' code), 'sample' each example's own; 'none' is D = 1.
+      adaptive: how to compute the divisor D = L_t^task + L_s^task of L^d and L^h: 'batch' from the mean
+        losses over the batch (as the authors' code), 'sample' from each example's losses; 'none': D = 1.
       kl_reduction: 'batchmean' sums L^d over classes, 'elementmean' averages it (the code).
-      hidden_map: 'learned' is one linear map W^h per aligned layer, whatever the inputs it reads, from
-        the student's hidden states to the teacher's; 'identity' compares them as they are (the code).
-      detach_targets: whether a model's gradient is that of its own loss L_t or L_s; else it is that of
-        L_t + L_s, in which it is the other's target and L^h is there twice (the code).
-      detach_normaliser: whether D gets no gradient. As the paper writes it, it gets one, and that takes
-        from the task: L_t = L_t^task + (L^d + L^h) / D has the gradient of the task's loss multiplied by
+      hidden_map: 'learned' is one linear map W^h per aligned layer, the same for all inputs that the
+        layer reads, from the student's hidden states to the teacher's; 'identity' is no map (the code).
+      detach_targets: whether a model gets only the gradient of its own loss, L_t or L_s. If false, it
+        gets that of L_t + L_s, so also the gradient as the other's target, and L^h twice (the code).
+      detach_normaliser: whether D gets no gradient. As the paper writes it, D gets one. The gradient of
+        the task's loss in L_t = L_t^task + (L^d + L^h) / D is then multiplied by
 
             1 - (L^d + L^h) / D^2,
 
-        with the weights of L^d and L^h in them, and the same holds for L_s. (With `detach_targets` off
-        both models' L^d and L^h stand there.) While the two models disagree by more than D^2 the factor
-        is negative: they then go up their task's loss.
+        where L^d and L^h include their weights. The same holds for L_s. (Without `detach_targets`, the
+        factor has both models' L^d and L^h.) The factor is negative while the two models disagree by
+        more than D^2: training then increases the task's loss.
       without_padding: whether distances of hidden states and attention maps are means over real tokens
-        alone; else, as in the authors' code, padding counts as much. For networks that tell which tokens
-        are real (`LayerOutputs.is_real`).
+        only. If false, padding counts too, as in the authors' code. The networks must return which
+        tokens are real (`LayerOutputs.is_real`).
     """
 
     adaptive: str = "batch"
@@ -46,7 +46,7 @@ class MutualLosses(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What teacher and student make of a batch; mask [batch] is 1 for real examples."""
+    """The outputs of teacher and student, and W^h; mask [batch] is 1 for real examples."""
 
     teacher: LayerOutputs
     student: LayerOutputs
@@ -67,7 +67,7 @@ def mutual_losses(
     """Returns (outputs, batch) -> Losses, whose sum has the gradients that `mutual` asks for.
 
     Args:
-      teacher, student: whose outputs they are of.
+      teacher, student: the models, whose task losses are used.
       mutual: how they learn from each other.
       output_weight, hidden_weight: of L^d and L^h; may be traced.
     """
@@ -125,9 +125,9 @@ def hidden_distance(
     maps: list[jax.Array],
     without_padding: bool = False,
 ) -> jax.Array:
-    """L^h before D divides it, per example: a mean over each layer's elements, summed over layers.
+    """L^h before division by D, per example: a mean over each layer's elements, summed over layers.
 
-    With `without_padding` means are over elements of real tokens, which `of_teacher.is_real` tells.
+    With `without_padding` the means are over elements of real tokens only, see `of_teacher.is_real`.
     """
     distance = jnp.zeros(of_teacher.logits.shape[:1], of_teacher.logits.dtype)
     real = jax.tree.leaves(of_teacher.is_real) if without_padding else itertools.repeat(None)
@@ -153,10 +153,10 @@ def hidden_distance(
 def aligned(
     what: str, of_teacher: tuple[Any, ...], of_student: tuple[Any, ...]
 ) -> list[tuple[Any, Any]]:
-    """(the teacher's, the student's) of aligned layers: its l-th of m with the l L/m-th of L.
+    """Pairs (teacher's, student's) of aligned layers: of L and m layers, the l L/m-th and the l-th.
 
     Raises:
-      ValueError: one line; m does not divide L, or only one of the models has any.
+      ValueError: m does not divide L, or only one of the models has layers.
     """
     if not of_teacher and not of_student:
         return []
@@ -170,10 +170,10 @@ def aligned(
 
 
 def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any]]:
-    """(the teacher's, the student's) of two aligned layers, for each input that they read.
+    """Pairs (teacher's, student's) of outputs of two aligned layers, one for each input that they read.
 
     Raises:
-      ValueError: one line; one of them reads more inputs than the other.
+      ValueError: one of the layers reads more inputs than the other.
     """
     of_teacher, of_student = jax.tree.leaves(of_teacher), jax.tree.leaves(of_student)
     if len(of_teacher) != len(of_student):
@@ -185,7 +185,7 @@ def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any
 
 
 def _mean_square(difference: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Per example; the mask, bool, is broadcast to the difference's shape. An empty one gives 0."""
+    """Mean square per example. A bool mask is broadcast to the difference; an empty one gives 0."""
     axes = tuple(range(1, difference.ndim))
     if mask is None:
         return jnp.mean(difference**2, axis=axes)

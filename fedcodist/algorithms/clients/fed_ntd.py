@@ -1,4 +1,4 @@
-"""FedNTD (Lee et al., 2022): FedAvg whose clients keep what the received model says of other classes.
+"""FedNTD (Lee et al., 2022): FedAvg with distillation of the received model on the not-true classes.
 
 Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, Gihun Lee, Minchan
 Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun. https://arxiv.org/abs/2106.03097
@@ -49,12 +49,12 @@ def fed_ntd(
     schedule: Schedule = constant,
     hyper: FedNTDHyper = FedNTDHyper(),
 ) -> FederatedMethod:
-    """FedAvg with beta KL(received || client) over the classes that are not an example's own.
+    """FedAvg with beta KL(received || client) over the not-true classes: all but an example's label.
 
-    Both softmaxes have a temperature tau and leave the example's class out, so that the label alone
-    teaches that class. The received model teaches in every round, in evaluation mode. As in the released
-    code, the divergence is not multiplied by tau squared. beta = 0 is FedAvg, and so are two classes, of
-    which one is left.
+    Both softmaxes have a temperature tau and leave the true class out, so only the label teaches that
+    class. The received model teaches in every round, in evaluation mode. As in the released code, the
+    divergence is not multiplied by tau squared. With beta = 0 this is FedAvg; also with two classes,
+    because the softmax is then over one class.
 
     The defaults are those of the released code's configuration. (Its loss has a default tau of 3, which
     that configuration replaces.)
@@ -65,8 +65,8 @@ def fed_ntd(
       hyper: learning rates, beta at least 0 and tau above 0.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
-      TypeError: a model of text, that returns no logits.
+      ValueError: names the argument and what is allowed.
+      TypeError: a language model, which returns no logits.
     """
     check_arguments(fed_ntd, locals())
     check_number("hyper.not_true_weight", hyper.not_true_weight, low=0)
@@ -83,7 +83,7 @@ def fed_ntd(
         # The teacher is the model that the client received.
         received = Variables(message.params, message.mutable)
 
-        # The loss is the labels' + beta KL(received || client) over the classes that are not true.
+        # The loss of the labels, plus beta KL(received || client) over the not-true classes.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             answers = logits_of(model.apply(received, batch)[0])
             if isinstance(answers, Readout):
@@ -106,7 +106,7 @@ def fed_ntd(
 def not_true_divergence(
     logits: jax.Array, teacher: jax.Array, labels: jax.Array, temperature: Any
 ) -> jax.Array:
-    """KL(teacher || student) of softmaxes over all classes but each example's own, [batch].
+    """KL(teacher || student) of softmaxes over all classes but each example's label, [batch].
 
     Args:
       logits, teacher: [batch, classes]; no gradient goes to the teacher.
@@ -118,7 +118,7 @@ def not_true_divergence(
     def log_probabilities(logits: jax.Array) -> jax.Array:
         tempered = logits / temperature
         total = jax.nn.logsumexp(tempered, axis=-1, where=not_true, keepdims=True)
-        # The same for teacher and student where it does not count; the logit itself might overflow.
+        # For the true class both sides are 0 and cancel; its logit itself might overflow.
         return jnp.where(not_true, tempered - total, 0)
 
     target = log_probabilities(jax.lax.stop_gradient(teacher))

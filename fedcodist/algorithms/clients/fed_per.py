@@ -26,9 +26,9 @@ def fed_per(
 ) -> FederatedMethod:
     """FedAvg on the base layers; the personalisation layers stay with each client.
 
-    A client trains both jointly for its epochs. The server's mean is weighted by clients' examples.
-    Personalisation layers all begin with the server's initial values; the paper has each client draw
-    its own (not verified), which a released reimplementation (FedRep's) does not either.
+    A client trains both jointly for its epochs. The server's mean is weighted by clients' examples. All
+    personalisation layers start from the server's initial values. In the paper each client draws its own
+    (not verified). The reimplementation in FedRep's released code does not do so either.
 
     Args:
       model: the network.

@@ -1,5 +1,6 @@
-"""FedProx (Li et al., 2020): FedAvg whose clients are held near the model that they received.
+"""FedProx: FedAvg with a proximal term that keeps clients near the model that they received.
 
+"Federated Optimization in Heterogeneous Networks" (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, 2020).
 https://arxiv.org/abs/1812.06127
 """
 
@@ -43,7 +44,7 @@ def fed_prox(
 ) -> FederatedMethod:
     """FedAvg with (mu / 2) ||w - w_received||^2 added to every client's loss.
 
-    Its gradient mu (w - w_received) holds parameters, not batch statistics. mu = 0 is FedAvg.
+    Its gradient mu (w - w_received) acts on parameters, not on batch statistics. mu = 0 is FedAvg.
 
     Args:
       model, training, server_optimizer, schedule: as in `fed_avg`.

@@ -1,4 +1,4 @@
-"""FedRep: clients fit a head of their own to the shared body first, then train the body.
+"""FedRep: each client first fits its private head to the shared body, and then trains the body.
 
 "Exploiting Shared Representations for Personalized Federated Learning" (Collins, Hassani, Mokhtari,
 Shakkottai, 2021). https://arxiv.org/abs/2102.07078
@@ -41,17 +41,18 @@ def fed_rep(
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg on the body (the representation); a client's head is trained before it, not with it.
+    """FedAvg on the body (the representation); a client trains its head before the body, not with it.
 
-    In a round a client makes `head_epochs` passes that change its head alone, then `training.epochs`
-    passes that change the body alone, at one learning rate and with fresh optimizers. The server's mean
-    is weighted by clients' examples, as in the released code; algorithm 1 averages uniformly (not
-    verified), the same where clients have as many examples. Batch statistics move in both phases.
+    In a round a client makes `head_epochs` passes that change only its head, then `training.epochs`
+    passes that change only the body. Both have the same learning rate and fresh optimizers. The server's
+    mean is weighted by clients' examples, as in the released code. Algorithm 1 averages uniformly (not
+    verified), which is the same if all clients have equally many examples. Batch statistics are updated
+    in both phases.
 
     Args:
       model: the network.
-      training: of the body, and of the head but for the epochs. The released code has 10 epochs of the
-        head and 1 of the body, SGD with momentum 0.5.
+      training: of the body; also of the head, except for the epochs. The released code has 10 epochs of
+        the head and 1 of the body, and SGD with momentum 0.5.
       private: the head, see `partially_shared`; by default that of `headed`.
       head_epochs: passes over a client's examples that train the head.
       server_optimizer, schedule, hyper: as in `fed_avg`.
@@ -75,10 +76,10 @@ def fed_rep(
         hyper: FedAvgHyper,
     ) -> ClientResult:
         rate = hyper.client_learning_rate
-        # Algorithm 1, client update: the head takes its local steps, at the body that was received.
+        # Algorithm 1, client update: local steps on the head, with the received body fixed.
         fitted = train_client(model, of_head, message, data, keys.derive(key, "head"), rate)
 
-        # Then the body takes its steps, at the new head.
+        # Then steps on the body, with the new head fixed.
         trained = train_client(model, of_body, fitted.variables, data, key, rate)
         num_steps = fitted.num_steps + trained.num_steps
         loss = fitted.loss * fitted.num_steps + trained.loss * trained.num_steps

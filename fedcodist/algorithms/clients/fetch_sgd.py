@@ -1,5 +1,6 @@
-"""FetchSGD (Rothchild et al., 2020): gradients add up in a sketch, and so do momentum and error.
+"""FetchSGD: clients send count sketches of gradients; the server keeps momentum and error as sketches.
 
+"FetchSGD: Communication-Efficient Federated Learning with Sketching" (Rothchild et al., 2020).
 https://arxiv.org/abs/2007.07682
 """
 
@@ -60,37 +61,38 @@ def fetch_sgd(
     seed: int = 0,
     hyper: FetchSGDHyper = FetchSGDHyper(),
 ) -> FederatedMethod:
-    """Clients send a sketch of one gradient; the server applies the k largest entries of its memory.
+    """Clients send a sketch of one gradient; the server applies the k largest entries of its error.
 
-    A client's gradient is that of the mean loss over its examples, or some of them, at the model that it
-    received, without dropout. With S the mean of the clients' sketches, weighted by all their examples,
-    the server does (algorithm 1)
+    A client's gradient is that of the mean loss over its examples, or some of them, at the received
+    model and without dropout. S is the mean of the clients' sketches, weighted by their total numbers of
+    examples. The server does (algorithm 1)
 
         momentum <- rho momentum + S
         error <- error + momentum                  (times the learning rate with `rate_in_error`)
         delta = the k entries of largest estimate in error
         model <- model - learning rate x delta     (without the rate with `rate_in_error`)
 
-    and empties the cells of both tables that delta falls in, as the authors' code does; subtracting
-    delta's sketch, as written in the paper, diverges by their account. Clients download the entries that
-    changed.
+    and then sets the cells of both tables to 0 into which delta's entries are hashed, as in the authors'
+    code. According to the authors, subtracting delta's sketch, as the paper writes, diverges. Clients
+    download the entries that changed.
 
-    The aggregate is a table and nothing like the parameters: MergedCodist cannot merge it.
+    The aggregate is a table and does not have the parameters' shape, so MergedCodist cannot merge it.
 
     Args:
       model: without mutable state, which a gradient does not change.
-      training: the examples of one pass at a time, and preprocessing; its optimizer and epochs are not
-        used.
+      training: its batch size (the examples of one forward pass) and preprocessing are used, but not its
+        optimizer and epochs.
       sketch_rows, sketch_columns: of the table; the paper's for models of millions of parameters.
       k: entries of a round's delta.
-      rate_in_error: where the rate is applied, the paper's way; the same where it is constant.
-      examples_per_round: of a client, drawn anew, that a round's gradient is of; all if not given.
+      rate_in_error: applies the learning rate to the error, as in the paper, and not to delta. With a
+        constant rate both are the same.
+      examples_per_round: how many of a client's examples are drawn for a round's gradient; None: all.
       schedule: (learning rate, round from 0) -> learning rate of that round.
       seed: of the hashes, the same for all clients and rounds.
       hyper: learning rate and momentum.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fetch_sgd, locals())
     check_training("training", training)
@@ -115,6 +117,7 @@ def fetch_sgd(
     def client_update(
         message: Variables, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
     ) -> ClientResult:
+        # Algorithm 1, client: the sketch of one gradient.
         seen = data
         if examples_per_round is not None:
             seen = drawn_examples(data, examples_per_round, keys.derive(key, "examples"))
@@ -126,6 +129,7 @@ def fetch_sgd(
     def server_update(
         server: FetchSGDServer, aggregate: Aggregate, round: jax.Array, hyper: FetchSGDHyper
     ) -> FetchSGDServer:
+        # Algorithm 1, server: momentum and error feedback in tables, then the k largest entries.
         size = size_of(server.params)
         rate = schedule(hyper.learning_rate, round)
         before, after = (rate, 1.0) if rate_in_error else (1.0, rate)
@@ -133,6 +137,7 @@ def fetch_sgd(
         error = server.error + before * momentum
         entries = largest_entries(estimates(Sketch(error, size, seed)), min(k, size))
         vector = flat(server.params) - after * scattered(entries, size)
+        # As in the authors' code, the cells of these entries are set to 0 in both tables.
         emptied = (
             without(Sketch(table, size, seed), entries.indices).table for table in (momentum, error)
         )

@@ -1,8 +1,8 @@
-"""Client states that begin with the server's initial model, which clients draw from its seed.
+"""Client states that start from the server's initial model, which clients draw from the server's seed.
 
-A client state's first value cannot be the initial model itself: it is the same for all seeds of a run,
-and the initial model is not. So the server sends the key from which its model was drawn, 8 bytes, and a
-client that takes part for the first time draws it again.
+The initial value of a client state cannot be the initial model itself: that value is the same for all
+seeds of a run, and the initial model is not. So the server sends the key from which its model was drawn
+(8 bytes). A client that takes part for the first time draws the model again.
 """
 
 from collections.abc import Callable
@@ -43,11 +43,11 @@ class KeyedMessage(NamedTuple):
 
 
 class StartedState(NamedTuple):
-    """What a client keeps.
+    """The client state.
 
     Attributes:
-      inner: the method's client state; only room for it before the client took part.
-      has_started: bool, whether it took part.
+      inner: the method's client state; zeros before the client's first participation.
+      has_started: bool, whether the client has taken part.
     """
 
     inner: PyTree
@@ -57,11 +57,12 @@ class StartedState(NamedTuple):
 def with_first_state(
     method: FederatedMethod, first: Callable[[Variables], PyTree]
 ) -> FederatedMethod:
-    """The method, whose clients keep what `first` makes of the initial model until they change it.
+    """The method with client states that `first` makes from the server's initial model.
 
     Args:
-      method: its `client_update`, and the `variables` of its personal models, get the client state that
-        `first` makes, or that a client's last participation left. Its `init_client_state` is not read.
+      method: its `client_update`, and the `variables` of its personal models, get the client state after
+        the client's last participation, or before the first one the result of `first`. Its own
+        `init_client_state` is not used.
       first: the server's initial Variables -> client state.
     """
     initial = lambda key: method.variables(method.init(key))

@@ -1,4 +1,4 @@
-"""A model that clients keep for predictions alone: what their training does not read."""
+"""A client state that holds a model only for predictions; local training does not read it."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ from fedcodist.core.model import Model, Variables, variable_shapes
 
 
 class KeptModel(NamedTuple):
-    """What a client keeps.
+    """The client state.
 
     Attributes:
-      model: its model; only room for it before the client took part.
-      has_started: bool, whether it took part.
+      model: the client's model; zeros before its first participation.
+      has_started: bool, whether the client has taken part.
     """
 
     model: Variables
@@ -34,7 +34,7 @@ def keep(variables: Variables) -> KeptModel:
 
 
 def kept_or_servers(method: FederatedMethod) -> PersonalModel:
-    """The model that a client has kept, or the server's if it never took part."""
+    """The model in the client state, or the server's model if the client never took part."""
 
     def variables(server: Any, client_state: KeptModel) -> Variables:
         return jax.lax.cond(

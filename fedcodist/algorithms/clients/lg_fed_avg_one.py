@@ -1,4 +1,4 @@
-"""LG-FedAvg of clients with one network: representations stay with each client, the head is shared.
+"""LG-FedAvg for clients with the same network: representations stay private, the head is shared.
 
 "Think Locally, Act Globally: Federated Learning with Local and Global Representations" (Liang, Liu,
 Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, 2020). https://arxiv.org/abs/2001.01523
@@ -26,16 +26,16 @@ def lg_fed_avg_one(
 ) -> FederatedMethod:
     """FedAvg on the head; all layers below it stay with each client.
 
-    A client trains both jointly for its epochs, and the server averages heads. The paper's networks
-    below the head may differ from client to client: those are parties. Its released code starts from a
-    model that FedAvg has trained; here all start with the server's initial values. It also answers new
-    devices by an ensemble of all clients, which this is not.
+    A client trains both jointly for its epochs, and the server averages the heads. In the paper clients
+    may have different networks below the head; `lg_fed_avg` is for such parties. The released code
+    starts from a model trained by FedAvg; here all clients start from the server's initial values. For
+    new devices it also predicts with an ensemble of all clients, which is not offered here.
 
     Args:
       model: the network.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
-      shared: what travels, patterns or a function of a leaf's path as in `partially_shared`; by
-        default the head of `headed`.
+      shared: the part that is sent: patterns, or a function of a leaf's path, as in `partially_shared`;
+        by default the head of `headed`.
 
     Raises:
       TypeError, ValueError: names the argument, as `partially_shared`.

@@ -1,4 +1,4 @@
-"""MOON (Li et al., 2021): FedAvg whose clients' embeddings are drawn to the received model's.
+"""MOON (Li et al., 2021): FedAvg with a contrastive loss between embeddings of models.
 
 Model-Contrastive Federated Learning, Qinbin Li, Bingsheng He, Dawn Song.
 https://arxiv.org/abs/2103.16257
@@ -28,7 +28,7 @@ from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.models.headed import embedding_of
 
-_SHORTEST = 1e-8  # of embeddings, whose length divides; as in PyTorch's cosine similarity
+_SHORTEST = 1e-8  # lower bound of the lengths that divide, as in PyTorch's cosine similarity
 
 
 class MoonHyper(NamedTuple):
@@ -41,11 +41,11 @@ class MoonHyper(NamedTuple):
 
 
 class MoonClient(NamedTuple):
-    """What a client keeps.
+    """The client state.
 
     Attributes:
-      previous: its model after its last participation; zeros before the first.
-      has_trained: 1, or 0 before its first participation.
+      previous: the client's model after its last participation; zeros before the first.
+      has_trained: 1, or 0 before the first participation.
     """
 
     previous: Variables
@@ -59,24 +59,25 @@ def moon(
     schedule: Schedule = constant,
     hyper: MoonHyper = MoonHyper(),
 ) -> FederatedMethod:
-    """FedAvg with mu times a contrast of embeddings added to every client's loss.
+    """FedAvg with mu times a contrastive loss of embeddings added to every client's loss.
 
-    An example's embedding is to be near the received model's and far from the one of the client's own
-    model of its last participation, both by cosine and in evaluation mode. mu = 0 is FedAvg.
+    It pulls an example's embedding towards the received model's embedding. It pushes it away from the
+    embedding by the client's model of its last participation. Similarity is the cosine, and both other
+    models are in evaluation mode. mu = 0 is FedAvg.
 
-    In its first participation a client has no model of its own, and its loss is the labels' alone. In
-    the released code that is so in the first round; a client that joins later is contrasted with a
-    network that nobody has trained. What the paper says of it is not verified. The paper's projection
-    head, two dense layers before the output layer, is a part of the network here.
+    In its first participation a client has no previous model, and the contrastive loss is left out. The
+    released code leaves it out only in the first round, so a client that joins later is contrasted with
+    an untrained network. What the paper does is not verified. The paper's projection head, two dense
+    layers before the output layer, is a part of the network here.
 
     Args:
-      model: its outputs are `LayerOutputs`, the last of whose hidden outputs is the embedding [batch,
-        width]: made by `headed`, or by `with_layers` of any Flax linen module.
+      model: its outputs are `LayerOutputs`, whose last hidden output is the embedding [batch, width].
+        `headed` makes such models, and `with_layers` makes them from any Flax linen module.
       training, server_optimizer, schedule: as in `fed_avg`.
       hyper: learning rates, mu at least 0 and tau above 0.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
       TypeError: a model that returns no embedding.
     """
     check_arguments(moon, locals())
@@ -93,8 +94,8 @@ def moon(
     ) -> ClientResult:
         received = Variables(message.params, message.mutable)
 
-        # Algorithm 1, PartyLocalTraining: three models make embeddings of every batch, the client's, the
-        # received one and the client's previous one. The loss is the labels' + mu times the contrast.
+        # Algorithm 1, PartyLocalTraining: embeddings of every batch by three models, the client's, the
+        # received and the client's previous one. The loss is that of the labels + mu times the contrast.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             of_received = _embedding(model.apply(received, batch)[0])
             of_previous = _embedding(model.apply(client_state.previous, batch)[0])
@@ -105,7 +106,7 @@ def moon(
         trained = train_client(
             model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        # The trained model is the previous one of the client's next participation.
+        # The trained model is the previous model in the client's next participation.
         kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_trained))
         return client_result(message, trained, weight=data.size, client_state=kept)
 
@@ -127,7 +128,8 @@ def contrast(
     """-log(exp(s_received / tau) / (exp(s_received / tau) + exp(s_previous / tau))), [batch].
 
     Args:
-      embedding, received, previous: [batch, width]; s are the first one's cosines with the others.
+      embedding, received, previous: [batch, width]; s_received and s_previous are the cosines of the
+        first with the other two.
       temperature: tau.
     """
     nearer_to_previous = _cosine(embedding, previous) - _cosine(embedding, received)
@@ -135,7 +137,7 @@ def contrast(
 
 
 def _embedding(outputs: Any) -> jax.Array:
-    """What the head reads, [batch, width]; raises TypeError for a network that does not return it."""
+    """The head's inputs [batch, width]; raises TypeError if the network does not return them."""
     if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
         raise TypeError(
             "MOON's model must return an embedding beside its logits, as networks made by `headed` and "
@@ -151,7 +153,7 @@ def _embedding(outputs: Any) -> jax.Array:
 
 
 def _cosine(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Of the rows; 0 where one of them is 0, as a network of ReLUs may have it."""
+    """Cosine per example; 0 where an embedding is 0, which can happen after a ReLU."""
     squared = lambda rows: jnp.sum(rows**2, axis=-1)
     length = lambda rows: jnp.sqrt(jnp.maximum(squared(rows), _SHORTEST**2))
     return jnp.sum(left * right, axis=-1) / (length(left) * length(right))

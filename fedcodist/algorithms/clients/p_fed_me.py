@@ -1,4 +1,4 @@
-"""pFedMe: clients' personal models minimise their loss near the global model, which follows them.
+"""pFedMe: each client fits a personal model near the global model, which moves towards these models.
 
 "Personalized Federated Learning with Moreau Envelopes" (T Dinh, Tran, Nguyen, 2020).
 https://arxiv.org/abs/2006.08848
@@ -37,8 +37,8 @@ class PFedMeHyper(NamedTuple):
     """Floats of pFedMe; traced. Defaults are the released code's.
 
     Attributes:
-      client_learning_rate: eta, of the local model w; a step goes eta lambda of the way to theta.
-      server_learning_rate: beta; the server's model goes beta of the way to the clients' mean.
+      client_learning_rate: eta, of the local model w, which moves by eta lambda (theta - w) in a step.
+      server_learning_rate: beta; the server's model moves by beta (clients' mean - model).
       personal_learning_rate: of theta.
       proximal_weight: lambda.
     """
@@ -59,20 +59,20 @@ def p_fed_me(
 ) -> FederatedMethod:
     """FedAvg on the clients' Moreau envelopes min over theta of F(theta) + (lambda / 2) ||theta - w||^2.
 
-    On each batch theta takes K steps of gradient descent on that objective, and then w one along the
-    envelope's gradient lambda (w - theta). theta starts a round at the received model, and goes on from
-    batch to batch. The client keeps the last one; it is evaluated as `personal`, the server's model in
-    its place for clients who never took part. Means over clients are plain.
+    On each batch theta takes K steps of gradient descent on that objective. Then w takes one step along
+    the envelope's gradient lambda (w - theta). In each round theta starts at the received model and
+    continues from batch to batch. The client keeps the last theta, which is evaluated as `personal`. For
+    clients who never took part the server's model is evaluated. Means over clients are unweighted.
 
-    In algorithm 1 all clients train in every round and the server takes the mean of some of them (not
-    verified; so does the released code, weighted by examples). Here the cohort trains. The released
-    code adds 0.001 theta to theta's gradient; the paper does not (not verified).
+    In algorithm 1 all clients train in every round, and the server averages some of them (not verified).
+    The released code does the same, weighted by examples. Here only the cohort trains. The released code
+    adds 0.001 theta to theta's gradient; the paper does not (not verified).
 
     Args:
       model: the network.
       training: of w; its steps are algorithm 1's R local rounds. `optimizer` is plain SGD in the paper.
       personal_steps: K.
-      server_optimizer, schedule: as in `fed_avg`; SGD of rate beta is the paper's.
+      server_optimizer, schedule: as in `fed_avg`; the paper's server is SGD with rate beta.
       hyper: learning rates, and lambda at least 0.
 
     Raises:
@@ -122,7 +122,7 @@ def p_fed_me(
         rate = hyper.client_learning_rate
         trained = train_client(model, training, start, data, key, rate, differentiate=envelope)
 
-        # w_R is sent; theta stays.
+        # w_R is sent; theta becomes the client state.
         (w, mutable), theta = trained.variables, trained.variables.mutable[THETA]
         trained = trained._replace(variables=Variables(w, mutable[MODEL]))
         kept = keep(Variables(theta, mutable[MODEL]))

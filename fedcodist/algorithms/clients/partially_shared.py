@@ -1,7 +1,7 @@
-"""Any client method of whose network a part stays with each client.
+"""Makes a part of the network private to each client, in any client method.
 
-By what stays it is FedPer, FedRep, FedBN, FedBABU or LG-FedAvg: `fed_per`, `fed_rep`, `fed_bn`,
-`fed_babu` and `lg_fed_avg_one` are modules beside this one.
+FedPer, FedRep, FedBN, FedBABU and LG-FedAvg differ mainly in which part is private. See the modules
+`fed_per`, `fed_rep`, `fed_bn`, `fed_babu` and `lg_fed_avg_one`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from fedcodist.core.parts import Chosen, choice_of, flags, joined, part, rest
 
 PyTree = Any
 IsPrivate = Callable[[str], bool]  # path of a leaf -> whether it stays with the client
-PERSONAL = "personal"  # a client's whole network, as it is evaluated
+PERSONAL = "personal"  # the name under which a client's whole network is evaluated
 
 
 class PartialMessage(NamedTuple):
@@ -30,7 +30,7 @@ class PartialMessage(NamedTuple):
 
     Attributes:
       params, mutable: the shared part of the model.
-      besides: the method's message without this model, and with the shared part of its other models.
+      besides: the rest of the method's message, with only the shared part of the models in it.
     """
 
     params: PyTree
@@ -39,33 +39,33 @@ class PartialMessage(NamedTuple):
 
 
 class PartialState(NamedTuple):
-    """What a client keeps: the method's client state, and the private part of its network."""
+    """The client state: that of the method, and the private part of the client's network."""
 
     inner: PyTree
     private: Variables
 
 
 def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMethod:
-    """The method, of whose network a part stays with each client and is never sent.
+    """The method with a private part of the network, which stays with each client and is never sent.
 
-    A client trains the network of the shared part that it received and of its private part. It sends
-    back the shared part, which the server aggregates as the method does. Private parts begin with the
-    server's initial values, which clients draw from its seed (8 bytes).
+    A client trains the whole network, the received shared part and its private part. It sends back the
+    shared part, which the server aggregates as the method does. Private parts start from the server's
+    initial values, which clients draw from the server's seed (8 bytes).
 
-    The server's model has a private part too, which no client has trained: the initial one, or what
-    distillation at the server makes of it. So the model to look at is `<pool>_personal`, a client's
-    private part with the shared part as the server has it. Private parts are client states, on the host
-    for the clients met so far where data are streamed.
+    The server's model has a private part too, which no client has trained: the initial values, or those
+    after distillation at the server. So the model to evaluate is `<pool>_personal`: a client's private
+    part with the server's shared part. Private parts are client states. If data are streamed they are on
+    the host, for the clients met so far.
 
     Args:
-      method: a client method that sends nothing like the parameters but models, such as `fed_avg`,
-        `fed_prox` or `fed_gkd`. Compress afterwards: `compressed(partially_shared(...), ...)`.
-      private: what stays: patterns of layers' names, such as 'head' or '*Norm*', or a function of a
-        leaf's path; see `fedcodist.core.parts.choice_of`. It chooses parameters and mutable state.
+      method: a client method in which everything shaped like the parameters is a model, such as
+        `fed_avg` or `fed_gkd`. Compress afterwards: `compressed(partially_shared(...), ...)`.
+      private: the private part: patterns of layers' names, such as 'head' or '*Norm*', or a function of
+        a leaf's path; see `fedcodist.core.parts.choice_of`. It selects parameters and mutable state.
 
     Raises:
-      TypeError, ValueError: names the argument: patterns that match nothing, or everything; a method
-        that exchanges other things than models, or has a model `personal` of its own.
+      TypeError, ValueError: names the argument, if patterns match nothing or everything, or if the
+        method exchanges anything else than models, or already has a model named `personal`.
 
     >>> import flax.linen as nn
     >>> from fedcodist.algorithms.clients.fed_avg import fed_avg
@@ -113,7 +113,7 @@ def _sent_partly(
         return PartialMessage(*shared, besides._replace(params=None, mutable=None))
 
     def received(message: PartialMessage, private: Variables) -> PyTree:
-        """The method's own message, each of whose models has the client's private part."""
+        """The method's own message, in which all models have the client's private part."""
         complete = lambda model: Variables(*map(joined, model, private))
         params, mutable = complete(Variables(message.params, message.mutable))
         return on_models(message.besides, complete)._replace(params=params, mutable=mutable)
@@ -125,12 +125,12 @@ def _sent_partly(
         key: jax.Array,
         hyper: PyTree,
     ) -> ClientResult:
-        # The client's network is the shared part that it received and the private part that it kept.
+        # The network is the received shared part with the private part from the client state.
         private = client_state.private
         whole = received(message, private)
         result = method.client_update(whole, client_state.inner, data, key, hyper)
 
-        # The private part of what it trained stays here.
+        # The trained private part becomes the client state.
         trained = jax.tree.map(jnp.subtract, private.params, part(result.update, is_private))
         private = Variables(trained, part(result.mutable, is_private))
 
@@ -144,7 +144,7 @@ def _sent_partly(
     def fine_tune(
         server: PyTree, client_state: PartialState, data: ClientData, key: jax.Array, hyper: PyTree
     ) -> dict[str, Variables]:
-        # A client would use all of what it trained, also the part that it sends in a round.
+        # After fine-tuning a client uses all that it trained, also the shared part.
         whole = received(broadcast(server), client_state.private)
         result = method.client_update(whole, client_state.inner, data, key, hyper)
         params = jax.tree.map(jnp.subtract, whole.params, result.update)
@@ -154,7 +154,7 @@ def _sent_partly(
         }
 
     def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
-        # Nobody has sent anything for the private parameters: the server's have the gradient 0.
+        # Clients send no private parameters, so those of the server get the gradient 0.
         aggregate = method.reduce.finalize(total, message, key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.params)
         return aggregate._replace(pseudo_gradient=joined(aggregate.pseudo_gradient, zeros))
@@ -184,7 +184,7 @@ def _sent_partly(
         client_update=client_update,
         reduce=method.reduce._replace(finalize=finalize),
         server_update=server_update,
-        sends_models=False,  # a server cannot tell clients' models without their private parts
+        sends_models=False,  # the server does not know the private parts of clients' models
         gradient=None if inner_gradient is None else gradient,
         fine_tune=fine_tune,
     )
@@ -206,7 +206,7 @@ def with_private(model: Variables, private: Variables, is_private: IsPrivate) ->
 
 
 def only_trains(factory: OptimizerFactory, is_trained: IsPrivate) -> OptimizerFactory:
-    """Learning rate -> the optimizer, of the chosen parameters; the others stay where they are."""
+    """The factory of an optimizer that changes only the chosen parameters."""
 
     def labels(params: PyTree) -> PyTree:
         name = lambda is_chosen: "trained" if is_chosen else "fixed"
@@ -220,7 +220,7 @@ def only_trains(factory: OptimizerFactory, is_trained: IsPrivate) -> OptimizerFa
 
 
 def on_models(message: Any, function: Callable[[Variables], Variables]) -> Any:
-    """The message with the function's value in place of each of its fields that is a model."""
+    """The message with the function applied to each field that is a model."""
     models = {
         name: function(field)
         for name, field in message._asdict().items()
@@ -230,7 +230,7 @@ def on_models(message: Any, function: Callable[[Variables], Variables]) -> Any:
 
 
 def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
-    """Raises ValueError that names `method` if it exchanges other things like parameters than models."""
+    """Raises ValueError that names `method` if anything else shaped like the parameters is exchanged."""
     if PERSONAL in method.personal_models:
         raise ValueError(f"method must have no personal model {PERSONAL!r}, got {method.name}.")
     server = jax.eval_shape(method.init, jax.eval_shape(lambda: jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""Per-FedAvg: FedAvg towards a model that one step on a client's examples adapts to the client.
+"""Per-FedAvg: FedAvg of a model that adapts to each client by one gradient step (as in MAML).
 
 "Personalized Federated Learning: A Meta-Learning Approach" (Fallah, Mokhtari, Ozdaglar, 2020).
 https://arxiv.org/abs/2002.07948
@@ -61,23 +61,24 @@ def per_fed_avg(
 ) -> FederatedMethod:
     """FedAvg on the clients' losses after one step, F(w - alpha grad f(w)).
 
-    A local step has three batches D, D' and D''. With w' = w - alpha grad f(w; D) its gradient is
+    A local step uses three batches D, D' and D''. With w' = w - alpha grad f(w; D) its gradient is
 
         (I - alpha hessian f(w; D'')) grad f(w'; D').
 
-    'first_order' leaves the Hessian out. 'hessian_free' has the difference of two gradients at w plus
-    and minus delta grad f(w'; D'), over 2 delta, for the Hessian's product. The batches are parts of
-    each batch of `training`, of nearly equal size: two without D'', else three.
+    'first_order' leaves the Hessian out. 'hessian_free' approximates the product with the Hessian: with
+    g = grad f(w'; D') it is the difference of the gradients at w + delta g and w - delta g, divided by
+    2 delta. Each batch of `training` is split into these batches, of nearly equal size: two without D'',
+    else three.
 
-    A client keeps the received model after one adapting step on all its examples. It is evaluated as
-    `personal`, the server's model in its place for clients who never took part. Adapting the final
-    model is evaluation after local training.
+    A client keeps the received model after one adaptation step on all its examples. This model is
+    evaluated as `personal`; for clients who never took part, the server's model is. To evaluate the
+    final model after adaptation, use the evaluation after local training.
 
     Args:
       model: the network.
       training: `batch_size` counts the examples of all batches of a step, at least two or three.
       variant: 'first_order' or 'hessian_free'.
-      server_optimizer, schedule: as in `fed_avg`. Means over clients are plain.
+      server_optimizer, schedule: as in `fed_avg`. Means over clients are unweighted.
       hyper: learning rates at least 0, delta above 0.
 
     Raises:
@@ -112,14 +113,14 @@ def per_fed_avg(
                 parts = parts_of(batch, mask, BATCHES[variant])
                 key_of = lambda index: keys.derive(key, "part", index)
 
-                # Algorithm 1: the model after a step on D, and its gradient on D'.
+                # Algorithm 1: the model w' after a step on D, and its gradient on D'.
                 (_, mutable), slope = differentiate(w, mutable, *parts[0], key_of(0))
                 adapted = along(w, -alpha, slope)
                 (value, mutable), gradient = differentiate(adapted, mutable, *parts[1], key_of(1))
                 if variant == "first_order":
                     return (value, mutable), gradient
 
-                # The Hessian's product with that gradient on D'', by the difference of two gradients.
+                # The Hessian on D'' times that gradient, by the difference of two gradients.
                 at = lambda scale: differentiate(
                     along(w, scale, gradient), mutable, *parts[2], key_of(2)
                 )[1]
@@ -134,7 +135,7 @@ def per_fed_avg(
             model, training, received, data, key, rate, differentiate=after_a_step
         )
 
-        # What the client predicts with: the received model after one step on its examples.
+        # The client predicts with the received model after one step on all its examples.
         slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
         kept = keep(received._replace(params=along(received.params, -alpha, slope)))
         return client_result(message, trained, weight=1.0, client_state=kept)
@@ -149,10 +150,10 @@ def per_fed_avg(
 
 
 def parts_of(batch: Batch, mask: jax.Array, count: int) -> list[tuple[Batch, jax.Array]]:
-    """(batch, mask) of each of `count` parts of a batch, by turns, of nearly as many real examples.
+    """(batch, mask) of each of `count` parts of a batch, with nearly equal numbers of real examples.
 
-    Real examples come first in a batch. A part without any, of a batch of fewer than `count`, is the
-    first part in its place.
+    Real examples come first in a batch and are dealt to the parts in turn. If a batch has fewer than
+    `count` real examples, empty parts are replaced by the first part.
     """
     size = mask.shape[0]
     places = jnp.arange(-(-size // count) * count).reshape(-1, count).T  # [parts, rows]

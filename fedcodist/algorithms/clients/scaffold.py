@@ -1,6 +1,7 @@
-"""SCAFFOLD (Karimireddy et al., 2020): control variates take the drift out of local training.
+"""SCAFFOLD: control variates correct the client drift of local training.
 
-https://arxiv.org/abs/1910.06378
+"SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (Karimireddy, Kale, Mohri, Reddi,
+Stich, Suresh, 2020). https://arxiv.org/abs/1910.06378
 """
 
 from typing import Any, NamedTuple
@@ -38,14 +39,14 @@ PyTree = Any
 
 
 class ScaffoldServer(NamedTuple):
-    """FedAvg's server, and the server's control variate c, like the parameters."""
+    """FedAvg's server, and the server's control variate c, which has the parameters' structure."""
 
     averaging: Any
     variate: PyTree
 
 
 class ScaffoldMessage(NamedTuple):
-    """What a client downloads."""
+    """What a client downloads: the model, and the server's control variate c."""
 
     params: PyTree
     mutable: PyTree
@@ -61,15 +62,15 @@ def scaffold(
     schedule: Schedule = constant,
     hyper: FedAvgHyper = FedAvgHyper(),
 ) -> FederatedMethod:
-    """FedAvg whose local gradients are corrected by c - c_i, the server's less the client's variate.
+    """FedAvg whose local gradients are corrected by c - c_i, the server's minus the client's variate.
 
-    Clients step along g - c_i + c. Then c_i becomes, by option,
+    Clients take steps along g - c_i + c. Then c_i becomes, depending on `option`,
 
-    1. the gradient of all of the client's examples at the parameters it received, or
+    1. the gradient over all of the client's examples at the received parameters, or
     2. c_i - c + (w_received - w_trained) / (steps x learning rate), the mean local gradient.
 
-    The server averages updates uniformly, and c moves by the sum of the variates' changes divided by
-    the number of all clients. Batch statistics are averaged uniformly and have no variates.
+    The server averages updates uniformly. c changes by the sum of the changes of the cohort's variates,
+    divided by the number of all clients. Batch statistics are averaged uniformly and have no variates.
 
     Args:
       model, training, server_optimizer, schedule, hyper: as in `fed_avg`.
@@ -77,7 +78,7 @@ def scaffold(
       option: 1 or 2.
 
     Raises:
-      ValueError: an unknown option, no clients, or option 2 without plain SGD, where it is wrong.
+      ValueError: an unknown option, no clients, or option 2 with an optimizer that is not plain SGD.
     """
     check_arguments(scaffold, locals())
     if not isinstance(option, int) or isinstance(option, bool) or option not in (1, 2):
@@ -118,8 +119,8 @@ def scaffold(
         received = Variables(message.params, message.mutable)
         rate = hyper.client_learning_rate
         trained = train_client(model, training, received, data, key, rate, gradient_hook=corrected)
-        # The client's variate becomes, by option I, the gradient at the model that it received, or by
-        # option II its mean local gradient.
+        # Options I and II of the paper: the client's variate becomes the gradient at the received model,
+        # or the mean local gradient.
         if option == 1:
             new_client_state = full_gradient(model, training, received, data, key)
         else:
@@ -133,7 +134,7 @@ def scaffold(
                 received.params,
                 trained.variables.params,
             )
-        # It sends its model's change and its variate's.
+        # The client sends the changes of its model and of its variate.
         change = jax.tree.map(jnp.subtract, new_client_state, client_state)
         return client_result(
             message, trained, weight=1.0, client_state=new_client_state, extra=change
@@ -142,7 +143,7 @@ def scaffold(
     def server_update(
         server: ScaffoldServer, aggregate: Aggregate, round: jax.Array, hyper: FedAvgHyper
     ) -> ScaffoldServer:
-        # c moves by the sum of the changes over all N clients, the model by their mean over the cohort.
+        # c changes by the cohort's sum divided by N (all clients), the model by the cohort's mean.
         variate = jax.tree.map(
             lambda c, change: c + change / num_clients, server.variate, aggregate.extra
         )
@@ -206,9 +207,9 @@ def full_gradient(
 
 
 def _is_plain_sgd(factory: OptimizerFactory) -> bool:
-    """Whether the first few steps are the learning rate times the gradient and nothing else.
+    """Whether the first few steps are exactly the learning rate times the gradient.
 
-    A schedule shows later, and by its count of steps.
+    A schedule within the optimizer is recognised by its state, which counts steps.
     """
     rate, draws = 0.5, np.random.default_rng(0)
     optimizer = factory(rate)

@@ -1,1 +1,1 @@
-"""Methods without a server: clients learn from their neighbours in a graph."""
+"""Decentralised methods, without a server: clients learn from their neighbours in a graph."""

@@ -1,6 +1,6 @@
-"""One model of each architecture on everybody's examples: what clients could learn together.
+"""Centralised training: one model of each architecture on the examples of all clients, an upper bound.
 
-It is the row "Supervised" in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed
+It is "Supervised" in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed
 Distillation, CVPR 2023, https://arxiv.org/abs/2211.15774.
 """
 
@@ -23,12 +23,12 @@ def centralised(
     execution: Execution = Execution(),
     name: str = "centralised",
 ) -> FederatedAlgorithm:
-    """The first client of each architecture trains on the data set `shared`, as many steps as alone.
+    """The first client of each architecture trains on the data set `shared`, for a client's usual steps.
 
     Args:
       groups: architecture -> its clients.
-      num_shared: number of examples of `shared`: all clients' labelled examples, in MHD with the public
-        ones.
+      num_shared: number of examples of `shared`: all clients' labelled examples; for MHD the public
+        examples too.
       num_rounds, training, hyper, execution, name: as in `local_only_steps`.
 
     Raises:

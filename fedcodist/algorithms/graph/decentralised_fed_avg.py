@@ -1,9 +1,9 @@
-"""FedAvg among clients of a graph: after every u steps each takes the mean of its neighbours.
+"""FedAvg among clients of a graph: after every u steps each averages its model with its neighbours'.
 
 FedAvg is algorithm 1 of McMahan et al., Communication-Efficient Learning of Deep Networks from
 Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. With u steps between two means it is
-a row in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
-https://arxiv.org/abs/2211.15774.
+a baseline in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR
+2023, https://arxiv.org/abs/2211.15774.
 """
 
 from collections.abc import Mapping
@@ -39,21 +39,20 @@ def decentralised_fed_avg(
     name: str = "decentralised_fed_avg",
     same_start: bool = True,
 ) -> FederatedAlgorithm:
-    """Clients train apart for u = `training.steps` steps, then average with those they learn from.
+    """Clients train alone for u = `training.steps` steps, then average with their neighbours.
 
-    Means are weighted by private examples and taken over clients of the same architecture, the client
-    itself among them: one whose neighbours all have another architecture trains alone. On a complete
-    graph that is FedAvg. Bytes are one model for every edge, or one each way as with a server where no
-    graph is given. Optimizers go on.
+    Means are weighted by private examples. They are over the client itself and its neighbours with the
+    same architecture; a client without such neighbours trains alone. On a complete graph this is FedAvg.
+    Bytes are one model per edge, or, if no graph is given, one in each direction as with a server.
+    Optimizers continue.
 
     Args:
       groups: architecture -> its clients.
       num_rounds: of the whole run.
-      graph: see `fedcodist.algorithms.graph.graphs`; where not given, everybody with everybody,
-        through a server.
+      graph: see `fedcodist.algorithms.graph.graphs`; None: the complete graph, through a server.
       training, hyper, execution, name: as in `local_only_steps`.
-      same_start: whether clients of one architecture start from the same values, as FedAvg's do. The
-        mean of networks with unrelated first values is hardly better than a first value.
+      same_start: whether clients of one architecture start from the same values, as in FedAvg. The mean
+        of networks with unrelated initial values is hardly better than an untrained network.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -79,8 +78,8 @@ def decentralised_fed_avg(
         trained = train_alone(
             groups, training, num_rounds, state, round, hyper.learning_rate, execution
         )
-        # Algorithm 1, the sum of n_k / n times w_k: here each client takes it over itself and those whom
-        # it learns from in this round.
+        # Algorithm 1, the sum of n_k / n times w_k: here for each client, over itself and its
+        # neighbours in this round.
         sizes = round.inputs.cohorts[PARTIES].sizes
         learns_from = graphs.at_round(edges, round.index) | jnp.eye(count, dtype=bool)
 
@@ -108,7 +107,7 @@ def decentralised_fed_avg(
 def _communication(
     groups: Mapping[str, PartyGroup], edges: np.ndarray | None
 ) -> dict[str, Communication]:
-    """A mean over rounds: a server's one model each way, or one for each edge in the architecture."""
+    """Bytes, a mean over rounds: one model in each direction, or one per edge within an architecture."""
     communication = {}
     for name, names in party_names(groups).items():
         group = groups[name]

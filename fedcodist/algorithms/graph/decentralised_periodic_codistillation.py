@@ -1,7 +1,7 @@
-"""PeriodicCodist without a server: client models of one round teach their neighbours.
+"""PeriodicCodist without a server: every p rounds clients learn from their neighbours' models.
 
 PeriodicCodist is algorithm 1 of Lichtarge et al., Heterogeneous Federated Learning Using Knowledge
-Codistillation, 2023, https://arxiv.org/abs/2310.02549. There a server's two models teach each other.
+Codistillation, 2023, https://arxiv.org/abs/2310.02549. There the models of a server teach each other.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ from fedcodist.distillation.loop import kl_divergence
 
 PyTree = Any
 Learners = dict[str, Learner]  # architecture -> leaves [group, ...]
-# A client, the answers that it learns [examples, classes], and whether anybody teaches it
+# A client's learner, its target [examples, classes], and whether it has a teacher
 Pupil = tuple[Learner, jax.Array, jax.Array]
 
 
@@ -77,15 +77,16 @@ def decentralised_periodic_codistillation(
     name: str = "decentralised_periodic_codistillation",
     same_start: bool = False,
 ) -> FederatedAlgorithm:
-    """Clients train apart; every `period` rounds each learns its neighbours' view of public examples.
+    """Clients train alone; every `period` rounds each learns its neighbours' public predictions.
 
-    A client's target is the mean of its neighbours' softmax(z / T), of their models after the round's
-    private training; all answer before anyone learns. It minimises KL(target || its own) with a fresh
-    optimizer, and the private one starts afresh, as in PeriodicCodist.
+    A client's target is the mean of softmax(z / T) over its neighbours, computed by their models after
+    the round's private training. All clients send predictions before any client learns. Each minimises
+    KL(target || own prediction) with a fresh optimizer. Then its private optimizer starts afresh, as in
+    PeriodicCodist.
 
     Args:
       groups: architecture -> its clients; models whose outputs are logits.
-      answers: which public examples clients answer, and every how many rounds.
+      answers: which public examples are predicted, and in which rounds.
       num_rounds: of the whole run.
       graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j makes j a teacher of i.
       training: private steps of a round.
@@ -114,7 +115,7 @@ def decentralised_periodic_codistillation(
     def round_(
         state: Learners, client_states: PyTree, round: Round, hyper: DecentralisedPeriodicHyper
     ) -> AfterRound:
-        # Algorithm 1, in every round: each model is trained, here by its client alone.
+        # Algorithm 1, in every round: each model is trained; here only by its client.
         rate = hyper.learning_rate
         trained = train_alone(groups, training, num_rounds, state, round, rate, execution)
         columns = columns_of_round(round.inputs.examples[PUBLIC])
@@ -141,7 +142,7 @@ def decentralised_periodic_codistillation(
             return run_parties(groups, update, None, states, round, key, execution)
 
         def codistill(learners: Learners) -> Learners:
-            # Frozen copies of the models after this round's training answer.
+            # Frozen copies of the models after this round's training are the teachers.
             said = run(answer, learners, "answer").reports
             table = jnp.zeros((count, answers.examples, num_classes))
             for name, group in groups.items():
@@ -149,7 +150,7 @@ def decentralised_periodic_codistillation(
             edges_now = graphs.at_round(edges, round.index)
             targets = graphs.mean_over_neighbours(edges_now, table)
             has_teacher = jnp.any(edges_now, axis=1)
-            # Students start from the same values, each taught by others.
+            # Students start from the same models.
             clients = {
                 name: (learners[name], targets[group.clients], has_teacher[group.clients])
                 for name, group in groups.items()
@@ -181,7 +182,7 @@ def _check_floats(hyper: DecentralisedPeriodicHyper) -> None:
 
 
 def _num_classes(groups: Mapping[str, PartyGroup]) -> int:
-    """How many classes the models have, which must all have as many."""
+    """The number of classes, which must be the same for all models."""
     first, group = next(iter(groups.items()))
     num_classes = group.model.num_classes
     check_widths(groups, num_classes, f"groups[{first!r}].model.num_classes")
@@ -197,7 +198,7 @@ def _student(
     key: jax.Array,
     hyper: DecentralisedPeriodicHyper,
 ) -> Learner:
-    """The learner after it minimised KL(target || its own) on answered examples."""
+    """The learner after it has minimised KL(target || own prediction) on the public examples."""
     divergence = kl_divergence("forward")
     variables = train_client(
         model,

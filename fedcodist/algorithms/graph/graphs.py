@@ -1,8 +1,8 @@
-"""Who learns from whom: communication graphs as arrays.
+"""Communication graphs as arrays: which clients learn from which.
 
-A graph is bool [clients, clients], or [times, clients, clients] where it changes: entry (i, j) is true
-where i's outgoing edge reaches j, so that i may learn from j. A `networkx` graph is accepted in its
-place; an undirected edge counts both ways.
+A graph is bool [clients, clients], or [times, clients, clients] if it changes. Entry (i, j) is true if
+there is an edge from i to j; then i may learn from j. A `networkx` graph is accepted too; its undirected
+edges count in both directions.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ UNREACHABLE = -1
 
 
 def adjacency(graph: Any, num_clients: int) -> np.ndarray:
-    """A graph as bool [clients, clients], or [times, clients, clients] of one that changes.
+    """A graph as bool [clients, clients], or as [times, clients, clients] if it changes.
 
     Args:
       graph: `networkx` graph whose nodes are client indices (nodes that are left out have no edges),
@@ -26,8 +26,8 @@ def adjacency(graph: Any, num_clients: int) -> np.ndarray:
       num_clients: clients 0 to num_clients - 1.
 
     Raises:
-      ValueError, TypeError: names `graph`; an edge to an unknown client or of a client to itself, or an
-        array of another shape.
+      ValueError, TypeError: names `graph`, if an edge leads to an unknown client or from a client to
+        itself, or if the array has another shape.
     """
     check_integer("num_clients", num_clients, low=1)
     if isinstance(graph, list | tuple) and any(map(_is_networkx, graph)):
@@ -38,7 +38,7 @@ def adjacency(graph: Any, num_clients: int) -> np.ndarray:
 
 
 def islands(num_clients: int, size: int) -> np.ndarray:
-    """Groups of `size` clients, 0 to size - 1 and so on, each complete; no edge between two of them.
+    """Complete subgraphs of `size` clients each, 0 to size - 1 and so on, with no edges between them.
 
     Raises:
       ValueError: the size does not divide the number of clients.
@@ -58,13 +58,13 @@ def directed_cycle(num_clients: int) -> np.ndarray:
 
 
 def complete(num_clients: int) -> np.ndarray:
-    """Everybody learns from everybody else."""
+    """Every client learns from all others."""
     check_integer("num_clients", num_clients, low=1)
     return ~np.eye(num_clients, dtype=bool)
 
 
 def random_graph(num_clients: int, probability: float, seed: int) -> np.ndarray:
-    """Directed edges, each there with this probability; a client left without one gets a random one."""
+    """Directed edges, each with this probability; a client without an edge gets a random one."""
     check_integer("num_clients", num_clients, low=2)
     check_number("probability", probability, low=0, high=1)
     generator = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def over_time(graph: np.ndarray, times: int) -> np.ndarray:
     """The graph at each of some times, bool [times, clients, clients].
 
     Raises:
-      ValueError: names `graph`, which changes and is shorter.
+      ValueError: names `graph`, if it changes and has fewer times.
     """
     if graph.ndim == 2:
         return np.broadcast_to(graph, (times, *graph.shape))
@@ -103,17 +103,17 @@ def over_time(graph: np.ndarray, times: int) -> np.ndarray:
 
 
 def cut(graph: np.ndarray, times: int) -> np.ndarray:
-    """As `over_time`, but a graph that does not change stays as it is, bool [clients, clients]."""
+    """Like `over_time`, but a graph that does not change stays bool [clients, clients]."""
     return graph if graph.ndim == 2 else over_time(graph, times)
 
 
 def at_round(graph: np.ndarray, round: Any) -> jax.Array:
-    """What `cut` returned at a round, which may be traced: bool [clients, clients]."""
+    """The graph that `cut` returned, at a round, which may be traced: bool [clients, clients]."""
     return jnp.asarray(graph) if graph.ndim == 2 else jnp.asarray(graph)[round]
 
 
 def mean_over_neighbours(edges: jax.Array, values: jax.Array) -> jax.Array:
-    """Each client's mean of its neighbours' values, [clients, ...]; zeros for one who has none.
+    """The mean of each client's neighbours' values, [clients, ...]; zeros for clients without any.
 
     Args:
       edges: bool [clients, clients].
@@ -136,9 +136,9 @@ def check_neighbours(graph: np.ndarray, method: str) -> None:
 
 
 def hops(graph: np.ndarray) -> np.ndarray:
-    """How far knowledge travels: int [clients, clients], the fewest edges on a way from i to j.
+    """Distances in the graph: int [clients, clients], the length of a shortest path from i to j.
 
-    0 on the diagonal, UNREACHABLE where there is no way.
+    0 on the diagonal, UNREACHABLE if there is no path.
 
     Args:
       graph: bool [clients, clients].

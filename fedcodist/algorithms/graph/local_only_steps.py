@@ -1,6 +1,6 @@
-"""Clients who train by steps and never meet: what decentralised methods are compared with.
+"""Local training by steps without communication: the baseline of decentralised methods.
 
-It is the row "Separate" in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed
+It is "Separate" in table 1 of Zhmoginov et al., Decentralized Learning with Multi-Headed
 Distillation, CVPR 2023, https://arxiv.org/abs/2211.15774.
 """
 
@@ -58,17 +58,17 @@ def local_only_steps(
     name: str = "local_only_steps",
     same_start: bool = False,
 ) -> FederatedAlgorithm:
-    """Each client trains its own model by `training.steps` steps a round; optimizers go on over rounds.
+    """Each client trains its own model for `training.steps` steps per round; optimizers continue.
 
-    Batches are those that a client has in `multi_headed_distillation`, so that the two are compared on
-    the same private examples. `local_only` is the same by epochs, with early stopping.
+    A client's batches are the same as in `multi_headed_distillation`, so that both methods are compared
+    on the same private batches. `local_only` counts epochs, and has early stopping.
 
     Args:
       groups: architecture -> its clients.
-      num_rounds: of the whole run, of `training.steps` steps each.
+      num_rounds: of the whole run, with `training.steps` steps each.
       training: optimizer, batches, schedule of the learning rate.
       num_shared: number of examples of the data set `shared`, on which all train in place of their own
-        examples: the union of all clients', for the bound of what they could learn together.
+        examples. With the union of all clients' examples this is an upper bound for collaboration.
       hyper: the learning rate.
       execution: how clients of one architecture are executed.
       name: the name in tables.
@@ -93,7 +93,7 @@ def local_only_steps(
     def round_(
         state: dict[str, Learner], client_states: PyTree, round: Round, hyper: LocalOnlyStepsHyper
     ) -> AfterRound:
-        # Each client's steps on its own examples, or on everybody's. There is no exchange.
+        # Each client's steps on its own or on the shared examples. There is no exchange.
         shared = None if num_shared is None else round.inputs.examples[SHARED].columns
         trained = train_alone(
             groups, training, num_rounds, state, round, hyper.learning_rate, execution, shared
@@ -123,13 +123,13 @@ def train_alone(
     execution: Execution,
     shared: Mapping[str, jax.Array] | None = None,
 ) -> PartiesResult:
-    """One round of every client's own steps, before any exchange; `states` are the learners after it.
+    """One round of every client's local steps, before any exchange; `states` are the trained learners.
 
     Args:
       groups, training, num_rounds, execution: as in `local_only_steps`.
-      learners: architecture -> where the round begins, leaves [group, ...].
-      round: as an algorithm gets it.
-      learning_rate: the first one, may be traced.
+      learners: architecture -> learners before the round, leaves [group, ...].
+      round: as in `FederatedAlgorithm.round`.
+      learning_rate: before the schedule, may be traced.
       shared: columns on which all train in place of their own examples.
     """
 

@@ -1,4 +1,4 @@
-"""Whether clients' networks fit together in Multi-Headed Distillation, before anything compiles."""
+"""Checks that clients' networks fit together in Multi-Headed Distillation, before anything compiles."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +18,10 @@ _PROJECTION = "; multi_headed(..., projection=width) gives them one"
 def check_networks(
     groups: Mapping[str, PartyGroup], public: Mapping[str, Any], distillation: HeadDistillation
 ) -> HeadedOutputs:
-    """Shapes of any network's outputs on one public example.
+    """Returns the shapes of the first network's outputs on one public example.
 
     Args:
-      groups: whose networks.
+      groups: architecture -> its clients.
       public: columns of the public examples, arrays or shapes.
       distillation: how they learn from each other.
 

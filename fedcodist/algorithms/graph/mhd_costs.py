@@ -1,4 +1,4 @@
-"""What MHD's checkpoints cost: memory of a device or of the host, and bytes that clients exchange."""
+"""The costs of MHD's checkpoints: memory on the device or the host, and bytes that clients exchange."""
 
 import math
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ _PROBABILITY_BYTES = 4
 
 
 def memory_for_checkpoints(exchange: CheckpointExchange, processes_here: int = 1) -> int:
-    """Bytes that the banks may take: what a device may use, or half of the host's memory.
+    """Bytes that the banks may take: `available_bytes` of a device, or `host_bytes` of this machine.
 
     Args:
-      exchange: says where checkpoints are.
+      exchange: says where checkpoints are kept.
       processes_here: how many of the run's processes share this machine.
     """
     bytes_of = host_bytes if exchange.is_on_host else available_bytes
@@ -33,7 +33,7 @@ def check_memory(
     schedule: ExchangeSchedule | None,
     exchange: CheckpointExchange,
 ) -> tuple[str, ...]:
-    """An algorithm's `notes`: what the banks take. There are none without a schedule.
+    """An algorithm's `notes`: the memory of the banks. There are none without a schedule.
 
     Raises:
       ValueError: the banks need more than `exchange.memory`.
@@ -70,15 +70,15 @@ def communication(
 ) -> dict[str, Communication]:
     """Bytes received and sent, a mean over the run's rounds, rounded up.
 
-    They are those of checkpoints, or with `top_predictions` of the predictions that a live exchange
-    would send.
+    Bytes are those of checkpoints, or with `top_predictions` those of the predictions that a live
+    exchange would send.
 
     Args:
-      groups, schedule, num_rounds: of the run; no schedule without teachers.
-      steps: of a round.
+      groups, schedule, num_rounds: of the run; the schedule is None without teachers.
+      steps: per round.
       distillation: how clients learn.
       outputs: shapes of one client's outputs, logits [batch, 1 + heads, classes].
-      sends_embeddings: whether the embeddings' loss has a weight.
+      sends_embeddings: whether the embeddings' loss has a weight other than 0.
     """
     if schedule is None or distillation.top_predictions is None:
         return _checkpoint_bytes(groups, schedule, num_rounds)
@@ -96,7 +96,7 @@ def communication(
 def _checkpoint_bytes(
     groups: Mapping[str, PartyGroup], schedule: ExchangeSchedule | None, num_rounds: int
 ) -> dict[str, Communication]:
-    """A client that fills its buffer with several copies of one initial model receives it once."""
+    """Bytes of checkpoints; a client receives an initial model only once, even for several entries."""
     names = party_names(groups)
     party_and_size = {
         int(client): (party, tree_bytes(variable_shapes(group.model)))
@@ -121,22 +121,22 @@ def _checkpoint_bytes(
 def _prediction_bytes(
     distillation: HeadDistillation, outputs: HeadedOutputs, sends_embeddings: bool
 ) -> int:
-    """Bytes that a teacher sends of one example: probabilities with their classes, and the embedding."""
+    """A teacher's bytes per example: probabilities with their classes' indices, and the embedding."""
     _, levels, classes = outputs.logits.shape
-    # Heads k - 1 teach heads k; the last one teaches nobody unless its level competes.
+    # Heads k - 1 teach heads k, so the last head is sent only if candidates include the same level.
     same_level, _ = CANDIDATES[distillation.candidates]
     sent = levels if same_level and levels > 1 else levels - 1
     count = distillation.top_predictions or classes
-    # All of them need no classes beside them.
+    # If all probabilities are sent, they need no indices of classes.
     index_bytes = 0 if count == classes else np.min_scalar_type(classes - 1).itemsize
     of_embedding = tree_bytes(outputs.embedding) if sends_embeddings else 0
     return sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
 
 
 def _teaching_shares(schedule: ExchangeSchedule, num_rounds: int) -> list[Fraction]:
-    """How many clients a client teaches, a mean over a run's rounds, expected over the draws.
+    """For each client, the expected number of clients that it teaches, a mean over a run's rounds.
 
-    Every client draws its teachers evenly from its buffer, so it counts whose checkpoints are in there.
+    Clients draw teachers uniformly from their buffers, so the shares of buffer entries are counted.
     """
     buffers = schedule.first_source.copy()
     clients = np.arange(len(buffers))

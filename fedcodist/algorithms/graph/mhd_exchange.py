@@ -1,11 +1,11 @@
-"""Buffers of stale checkpoints, MHD's stand-in for live exchange (the paper's rolling pools P_i).
+"""MHD's buffers of stale checkpoints, in place of a live exchange (the paper's rolling pools P_i).
 
 Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
 https://arxiv.org/abs/2211.15774.
 
-Who gets whose checkpoint when is drawn before a run, from the graph and a seed. So the bank of an
-architecture's checkpoints has exactly as many slots as the run needs. A checkpoint that two clients have
-is kept once.
+The whole exchange of checkpoints is drawn before a run, from the graph and a seed. So the bank of an
+architecture's checkpoints has exactly as many slots as the run needs. A checkpoint in the buffers of two
+clients is stored once.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class CheckpointExchange(NamedTuple):
     """How clients get each other's checkpoints.
 
     Attributes:
-      checkpoints_per_client: N_P, the size of a client's buffer; the number of clients where not given.
-      checkpoints_on: where checkpoints are kept, "device" or "host". On the host they take no memory of
-        a device, which fetches one when a step needs it. Results are the same. A CPU's memory is the
-        host's, so there it makes no difference.
-      seed: of who gets whose checkpoint when. That is drawn before the run, like the partition of the
-        examples, and is the same for all seeds of a run.
-      memory: bytes that all checkpoints may take; `memory_for_checkpoints` where not given.
+      checkpoints_per_client: N_P, the size of a client's buffer; None: the number of clients.
+      checkpoints_on: where checkpoints are kept, "device" or "host". On the host they take no device
+        memory, and the device fetches one when a step needs it. Results are the same. A CPU uses the
+        host's memory, so there both are the same.
+      seed: of the exchange. It is drawn before the run, like the partition of the examples, and is the
+        same for all seeds of a run.
+      memory: bytes that all checkpoints may take; None: `memory_for_checkpoints`.
     """
 
     checkpoints_per_client: int | None = None
@@ -43,7 +43,7 @@ class CheckpointExchange(NamedTuple):
     memory: int | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError that names another place, or an empty buffer."""
+        """Raises ValueError or TypeError that names the field which is not allowed."""
         if self.checkpoints_on not in PLACES:
             raise ValueError(
                 f"{name}.checkpoints_on must be one of {PLACES}, got {self.checkpoints_on!r}."
@@ -53,31 +53,31 @@ class CheckpointExchange(NamedTuple):
 
     @property
     def is_on_host(self) -> bool:
-        """Whether programs ask the host for checkpoints.
+        """Whether programs fetch checkpoints from the host.
 
-        A CPU has them in the same memory anyway, and callbacks of its virtual devices have been seen to
-        wait for each other for ever.
+        Never on a CPU: it has them in the same memory anyway, and callbacks of its virtual devices can
+        deadlock.
         """
         return self.checkpoints_on == "host" and jax.default_backend() != "cpu"
 
 
 class ExchangeSchedule(NamedTuple):
-    """Every buffer's content over a run; index arrays on the host.
+    """The contents of all buffers over a run, as index arrays on the host.
 
     A buffer's entry is (architecture, slot): the index of an architecture, in the order of groups, and a
     slot of this architecture's bank. Each round but the first begins with a refresh.
 
     Attributes:
       first: int32 [clients, buffer, 2], the buffers before the first round.
-      first_source: int32 [clients, buffer], whose checkpoints these are.
-      first_slot: architecture -> int32 [group], where each client's initial model is put.
-      replaced: int32 [rounds, clients], which entry of the buffer is replaced.
-      entry: int32 [rounds, clients, 2], by what.
-      source: int32 [rounds, clients], whose checkpoint that is; -1 where nothing is replaced.
-      slot: architecture -> int32 [rounds, group], where each client's present model is put.
+      first_source: int32 [clients, buffer], the clients whose checkpoints these are.
+      first_slot: architecture -> int32 [group], the slot of each client's initial model.
+      replaced: int32 [rounds, clients], the index of the buffer entry that is replaced.
+      entry: int32 [rounds, clients, 2], the new entry.
+      source: int32 [rounds, clients], the client whose checkpoint it is; -1 if nothing is replaced.
+      slot: architecture -> int32 [rounds, group], the slot in which each client's model is stored.
       num_slots: architecture -> slots of its bank.
 
-    Where nothing is put or replaced an index is beyond the end, and scatters drop it.
+    If nothing is stored or replaced, an index is beyond the end, and scatters drop it.
     """
 
     first: np.ndarray
@@ -99,14 +99,14 @@ def exchange_schedule(
 ) -> ExchangeSchedule:
     """Draws a run's exchange of checkpoints.
 
-    Before the first round a client's buffer has its neighbours' initial models, one after another until
-    it is full. At each later round a fresh checkpoint of a random neighbour replaces a random entry. A
-    client that has no neighbour just then keeps its buffer.
+    Before the first round a client's buffer has its neighbours' initial models, repeated until it is
+    full. In each later round a fresh checkpoint of a random neighbour replaces a random entry. A client
+    that has no neighbour in this round keeps its buffer.
 
     Args:
       groups: checked groups, of clients 0 to clients - 1.
-      graph: bool [clients, clients] or [at least num_rounds, clients, clients], where everybody has a
-        neighbour at the first time.
+      graph: bool [clients, clients] or [at least num_rounds, clients, clients], in which every client
+        has a neighbour at the first time.
       checkpoints_per_client: N_P.
       num_rounds: rounds of the run.
       seed: of the draws.
@@ -143,7 +143,7 @@ def exchange_schedule(
     replaced = np.full((num_rounds, clients), checkpoints_per_client, np.int32)
     entries = np.zeros((num_rounds, clients, 2), np.int32)
     sources = np.full((num_rounds, clients), -1, np.int32)
-    slots: list[dict[int, int]] = [{}]  # round -> client -> where its checkpoint is put
+    slots: list[dict[int, int]] = [{}]  # round -> client -> slot of its checkpoint
     for round in range(1, num_rounds):
         for client in np.flatnonzero(edges[round].any(axis=1)):
             sources[round, client] = generator.choice(np.flatnonzero(edges[round, client]))
@@ -196,7 +196,7 @@ def refresh(
     models: Mapping[str, PyTree],
     round: jax.Array,
 ) -> tuple[jax.Array, dict[str, PyTree]]:
-    """Buffers [clients, buffer, 2] and banks at the beginning of a round, from the round before."""
+    """Buffers [clients, buffer, 2] and banks at the beginning of a round, from those before it."""
     return refresh_buffers(schedule, buffers, round), {
         name: _put(bank, jnp.asarray(schedule.slot[name])[round], models[name])
         for name, bank in banks.items()
@@ -204,14 +204,14 @@ def refresh(
 
 
 def refresh_buffers(schedule: ExchangeSchedule, buffers: jax.Array, round: jax.Array) -> jax.Array:
-    """Buffers [clients, buffer, 2] at the beginning of a round, from the round before."""
+    """Buffers [clients, buffer, 2] at the beginning of a round, from those before it."""
     clients = jnp.arange(buffers.shape[0])
     replaced = jnp.asarray(schedule.replaced)[round]
     return buffers.at[clients, replaced].set(jnp.asarray(schedule.entry)[round], mode="drop")
 
 
 class _SlotsInUse:
-    """Counts who refers to which slot, by architecture, while the schedule is drawn."""
+    """Counts the buffer entries that refer to each slot of each architecture, for the schedule."""
 
     def __init__(self, architectures: int):
         self._users: list[list[int]] = [[] for _ in range(architectures)]
@@ -223,7 +223,7 @@ class _SlotsInUse:
         return [len(users) for users in self._users]
 
     def put(self, architecture: int) -> int:
-        """The first free slot, for a new checkpoint. It is not free from now on."""
+        """Reserves and returns the first free slot, for a new checkpoint."""
         users, pending = self._users[architecture], self._pending[architecture]
         free = (s for s, count in enumerate(users) if count == 0 and s not in pending)
         slot = next(free, len(users))
@@ -242,6 +242,6 @@ class _SlotsInUse:
 
 
 def _put(bank: PyTree, slots: Any, models: PyTree) -> PyTree:
-    # Of an architecture that is nobody's teacher the bank is empty.
+    # The bank of an architecture that never teaches is empty.
     put = lambda leaf, new: leaf.at[slots].set(new, mode="drop") if leaf.shape[0] else leaf
     return jax.tree.map(put, bank, models)

@@ -1,8 +1,8 @@
-"""Banks of stale checkpoints in the host's memory, for models of which a device cannot hold that many.
+"""Banks of stale checkpoints in the host's memory, if a device cannot hold that many models.
 
-A compiled program asks the host for a checkpoint when a step needs it, and brings the fresh ones at the
-beginning of a round. The answer depends on the run, the round and the slot alone, so a program may ask
-once or twice for the same.
+A compiled program fetches a checkpoint from the host when a step needs it, and stores fresh ones at the
+beginning of a round. The result depends only on the run, the round and the slot, so a program may fetch
+the same checkpoint more than once.
 """
 
 import threading
@@ -21,12 +21,12 @@ PyTree = Any
 
 
 class HostBanks:
-    """A bank per architecture and run, a run being a seed's. Every process has its own.
+    """A bank per architecture and run; each seed is a run. Every process has its own banks.
 
-    Its `state`, `shapes` and `restore` are what checkpoints of an experiment need.
+    `state`, `shapes` and `restore` are used by the experiment's checkpoints.
 
     Args:
-      schedule: the run's exchange, which says how many slots there are and when they are filled.
+      schedule: the run's exchange, with the number of slots and when they are filled.
       groups: architecture -> its clients.
     """
 
@@ -36,7 +36,7 @@ class HostBanks:
             for name, group in groups.items()
         }
         self._num_slots = schedule.num_slots
-        # Before round 0 nothing was put anywhere: the initial models are.
+        # In round 0 the initial models are stored, since the schedule stores nothing before it.
         self._slots = {
             name: np.concatenate([schedule.first_slot[name][None], slots[1:]])
             for name, slots in schedule.slot.items()
@@ -45,15 +45,15 @@ class HostBanks:
         self._lock = threading.Lock()
 
     def put(self, key: jax.Array, round: jax.Array, models: Mapping[str, PyTree]) -> jax.Array:
-        """Within a program, at the beginning of a round: puts models where the schedule says.
+        """Within a program, at the beginning of a round: stores models according to the schedule.
 
         Args:
           key: of the run, the same in all rounds.
           round: counted from 0.
-          models: architecture -> the clients' present models, leaves [group, ...].
+          models: architecture -> the clients' current models, leaves [group, ...].
 
         Returns:
-          A number that `read` wants, so that nothing is read before this is done.
+          A number that `read` takes, so that nothing is read before this is done.
         """
         slots = {name: jnp.asarray(of_rounds)[round] for name, of_rounds in self._slots.items()}
         return jax.pure_callback(
@@ -69,11 +69,11 @@ class HostBanks:
         """Within a program: the checkpoint in a slot of an architecture's bank, as Variables.
 
         Args:
-          key: as `put` gets it.
-          done: what `put` returned in this round.
+          key: as in `put`.
+          done: the result of `put` in this round.
           name: the architecture.
-          slot: one beyond the end reads the last one, and any of an empty bank reads zeros. That happens
-            where a branch that is not taken is computed all the same.
+          slot: beyond the end the last slot is read, and from an empty bank zeros. This happens if a
+            branch that is not taken is computed nevertheless.
         """
         shapes = self._shapes[name]
 
@@ -85,7 +85,7 @@ class HostBanks:
         )
 
     def state(self) -> PyTree:
-        """What a checkpoint holds: the runs, uint32 [runs, words], and leaves [runs, slots, ...]."""
+        """For a checkpoint: the runs' keys, uint32 [runs, words], and leaves [runs, slots, ...]."""
         with self._lock:
             runs = np.array(list(self._runs), np.uint32).reshape(-1, *_key_shape())
             banks = {
@@ -106,7 +106,7 @@ class HostBanks:
         )
 
     def restore(self, state: PyTree) -> None:
-        """Goes on from a checkpoint's `state`."""
+        """Continues from a checkpoint's `state`."""
         runs, banks = state
         with self._lock:
             self._runs = {
@@ -136,7 +136,7 @@ class HostBanks:
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     def _of(self, run: jax.Array) -> dict[str, list[np.ndarray]]:
-        """The banks of a run, made when it is first met: several devices may ask at once."""
+        """The banks of a run, created at the first call; locked, since devices may call at once."""
         key = tuple(np.asarray(run).tolist())
         with self._lock:
             if key not in self._runs:

@@ -1,9 +1,9 @@
-"""What an auxiliary head learns from whom, and how embeddings attract each other (MHD, eq. 2 to 5).
+"""MHD's distillation losses, for auxiliary heads and for embeddings (equations 2 to 5).
 
 Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
 https://arxiv.org/abs/2211.15774.
 
-Everything here is of one client and one batch. Targets get no gradient.
+All functions are for one client and one batch. Targets get no gradient.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 PyTree = Any
 DISTILLATION_LOSSES = ("embedding_loss", "head_loss")  # metrics
 
-# Whose predictions compete for head k, beside the neighbours' and the own heads k - 1: the neighbours'
-# heads k ("same level"), the own head k ("self").
+# Candidates for the target of head k are the heads k - 1 of neighbours and of the client. The flags add
+# (the neighbours' heads k, "same level"; the own head k, "self").
 CANDIDATES = {
     "base": (False, False),
     "same_level": (True, False),
@@ -32,7 +32,7 @@ CANDIDATES = {
 }
 CHOICES = ("most_confident", "random")
 EMBEDDING_DISTANCES = ("squared", "norm")
-# Of the random choices in each level's term.
+# Purposes of the keys for random choices in each level's loss term.
 _CHOICE_KEYS = ("choice", "choice_of_same_level")
 # A squared length below this counts as 0.
 _TINY = 1e-12
@@ -43,22 +43,22 @@ class HeadDistillation(NamedTuple):
 
     Attributes:
       batch_size: public examples per step and client; every client has its own stream of them.
-      teachers: Delta, checkpoints drawn from the buffer in each step, without replacement. With 0 nobody
-        learns from others: a head chases the client's own one before it.
-      candidates: whose predictions compete for a head, see `CANDIDATES`. The paper's "All" is
-        taken to be "same_level_and_self" with two teachers; it does not say. Head k knows what lies at
-        most k hops away with "base" and "self" and where the backbone is not reached. With the others,
-        and through the backbone, knowledge travels further.
-      separate_levels: whether candidates of the same level make a loss term of their own, with the
-        surest of them, in place of competing with those of the level before. The text allows both. No
-        change with "base", and with "self" none of the gradient.
+      teachers: Delta, checkpoints drawn from the buffer in each step, without replacement. With 0 no
+        client learns from others: head k learns from the client's own head k - 1.
+      candidates: whose predictions compete as a head's target, see `CANDIDATES`. We take the paper's
+        "All" to be "same_level_and_self" with two teachers; the paper does not define it. With "base"
+        and "self", and without gradients to the backbone, head k gets knowledge from at most k hops
+        away. With the other values, and through the backbone, knowledge travels further.
+      separate_levels: whether candidates of the same level have their own loss term, with the most
+        confident of them as target, or compete with those of the previous level. The paper's text
+        allows both. With "base" both are the same, and with "self" gradients are.
       choice: of the target among the candidates, "most_confident" or "random".
-      top_predictions: how many of the largest probabilities a teacher sends of every head (section
-        3.2); what is left is spread evenly over the other classes. All where not given. Then bytes are
-        those of checkpoints; else those of what a live exchange of predictions would send.
+      top_predictions: how many of the largest probabilities a teacher sends per head (section 3.2). The
+        rest is spread evenly over the other classes. None: all; then bytes are those of checkpoints.
+        Otherwise bytes are those that a live exchange of predictions would send.
       embedding_distance: "squared" or "norm", of normalised embeddings.
-      reaches_backbone: whether heads' and embeddings' losses change the backbone.
-      updates_statistics: whether public batches too update batch normalisation's running averages.
+      reaches_backbone: whether the losses of heads and embeddings change the backbone.
+      updates_statistics: whether public batches also update batch normalisation's running averages.
       preprocess: (batch, key, positions) -> batch, of public examples.
       exchange: how clients get the checkpoints that teach them.
     """
@@ -76,7 +76,7 @@ class HeadDistillation(NamedTuple):
     exchange: CheckpointExchange = CheckpointExchange()
 
     def check(self, name: str) -> None:
-        """Raises ValueError that names a number or a choice that makes no sense."""
+        """Raises ValueError or TypeError that names the field which is not allowed."""
         check_integer(f"{name}.batch_size", self.batch_size, low=1, high=LARGEST_BATCH)
         check_integer(f"{name}.teachers", self.teachers, low=0)
         if self.top_predictions is not None:
@@ -102,7 +102,7 @@ def distillation_gradient(
     """(gradient, mutable state, losses) of the distillation losses on one public batch.
 
     Args:
-      model, variables: the client's.
+      model, variables: the client's model.
       batch: public examples.
       teachers: checkpoints' outputs on the batch, leaves [teachers, batch, ...].
       distillation: how the client learns.
@@ -117,19 +117,19 @@ def distillation_gradient(
             train=True,
             key=keys.derive(key, "dropout"),
         )
-        # Equation 2: normalised embeddings come closer.
+        # Equation 2: the distance of normalised embeddings.
         of_embeddings = embedding_loss(outputs, teachers, distillation.embedding_distance)
         of_heads = jnp.zeros(())
         if outputs.logits.shape[1] > 1:
-            # Equation 5, over auxiliary heads k: heads k - 1 teach.
+            # Equation 5: a sum over auxiliary heads k, which heads k - 1 teach.
             competing = candidates(
                 outputs, teachers, distillation.candidates, distillation.top_predictions
             )
             levels = by_level(competing, len(teachers.logits), distillation.separate_levels)
             for of_level, purpose in zip(levels, _CHOICE_KEYS, strict=False):
-                # Equation 4: Q keeps the candidate of the largest confidence Lambda.
+                # Equation 4: Q selects the candidate with the largest confidence Lambda.
                 choice = chosen(of_level, distillation.choice, keys.derive(key, purpose))
-                # Equation 3: cross-entropy from that target.
+                # Equation 3: cross-entropy with this target.
                 of_heads += head_loss(outputs, of_level, choice)
         total = weights[0] * of_embeddings + weights[1] * of_heads
         losses = dict(zip(DISTILLATION_LOSSES, (of_embeddings, of_heads), strict=True))
@@ -146,16 +146,16 @@ def distillation_gradient(
 def candidates(
     outputs: HeadedOutputs, teachers: HeadedOutputs, kind: str, top_predictions: int | None = None
 ) -> jax.Array:
-    """Predictions that compete, for all auxiliary heads at once.
+    """The candidates for the targets of all auxiliary heads.
 
-    "self" is the paper's rule to skip an example on which the head is surer than its target: the
-    cross-entropy from a head's own prediction has no gradient.
+    "self" implements the paper's rule to skip an example on which the head is more confident than its
+    target: the cross-entropy with a head's own prediction has no gradient.
 
     Args:
-      outputs: the client's on the batch, logits [batch, 1 + heads, classes].
+      outputs: the client's outputs on the batch, logits [batch, 1 + heads, classes].
       teachers: logits [teachers, batch, 1 + heads, classes].
       kind: one of CANDIDATES.
-      top_predictions: how many the teachers send; all where not given.
+      top_predictions: how many predictions teachers send per head; None: all.
 
     Returns:
       Probabilities [candidates, batch, heads, classes]. In this order: each teacher's head k - 1,
@@ -173,10 +173,10 @@ def candidates(
 
 
 def top_few(probabilities: jax.Array, count: int) -> jax.Array:
-    """What a receiver makes of the `count` largest probabilities, the first of equals.
+    """The distribution that a receiver restores from the `count` largest probabilities.
 
-    What is left is spread evenly over the other classes, so the confidence is what it was, and all but
-    one lose nothing.
+    Among equal probabilities the first ones are sent. The rest is spread evenly over the other classes,
+    so the confidence does not change. With all classes but one, nothing is lost.
 
     Args:
       probabilities: [..., classes].
@@ -192,12 +192,12 @@ def top_few(probabilities: jax.Array, count: int) -> jax.Array:
 
 
 def by_level(competing: jax.Array, teachers: int, is_separate: bool) -> list[jax.Array]:
-    """The candidates of each loss term: all of them, or heads k - 1 and heads k apart.
+    """The candidates of each loss term: all in one term, or heads k - 1 and heads k in two.
 
     Args:
-      competing: as `candidates` returns it.
-      teachers: how many.
-      is_separate: whether the levels are apart.
+      competing: as returned by `candidates`.
+      teachers: their number.
+      is_separate: whether there are two terms.
     """
     before = teachers + 1  # with the own head
     if not is_separate or len(competing) == before:
@@ -206,11 +206,12 @@ def by_level(competing: jax.Array, teachers: int, is_separate: bool) -> list[jax
 
 
 def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
-    """Each example's and head's one target (Q of equation 4), the candidate's index [batch, heads].
+    """The target of each example and head (Q of equation 4), a candidate's index [batch, heads].
 
     Args:
       competing: probabilities [candidates, batch, heads, classes].
-      choice: "most_confident", the largest of the largest probabilities, the first of equals; "random".
+      choice: "most_confident", the candidate with the largest probability of any class (the first among
+        ties), or "random".
       key: of random choices.
     """
     if choice == "random":
@@ -220,7 +221,7 @@ def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
 
 
 def head_loss(outputs: HeadedOutputs, competing: jax.Array, choice: jax.Array) -> jax.Array:
-    """Cross-entropy of auxiliary heads from their targets, a batch's mean, summed over heads."""
+    """Cross-entropy of auxiliary heads with their targets, a mean over the batch, summed over heads."""
     target = jnp.take_along_axis(competing, choice[None, ..., None], axis=0)[0]
     return jnp.sum(jnp.mean(optax.softmax_cross_entropy(outputs.logits[:, 1:], target), axis=0))
 
@@ -229,7 +230,7 @@ def embedding_loss(outputs: HeadedOutputs, teachers: HeadedOutputs, distance: st
     """The distance of normalised embeddings, a mean over the batch, summed over teachers (equation 2).
 
     Args:
-      outputs: the client's, embedding [batch, width].
+      outputs: the client's outputs, embedding [batch, width].
       teachers: embedding [teachers, batch, width].
       distance: "squared", 2 - 2 cos, or "norm", its square root.
     """
@@ -238,14 +239,14 @@ def embedding_loss(outputs: HeadedOutputs, teachers: HeadedOutputs, distance: st
     )
     squared = jnp.sum(difference**2, axis=-1)
     if distance == "norm":
-        # The root's gradient at 0 is infinite, and its product with a difference of 0 no number.
+        # The root's gradient at 0 is infinite, and its product with a difference of 0 would be NaN.
         is_zero = squared <= _TINY
         squared = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squared)))
     return jnp.sum(jnp.mean(squared, axis=-1))
 
 
 def _normalised(embedding: jax.Array) -> jax.Array:
-    # Rectified embeddings may be all zeros: these have no direction, and no gradient.
+    # Embeddings after a ReLU may be 0. They have no direction, and get no gradient.
     squared = jnp.sum(embedding**2, axis=-1, keepdims=True)
     is_zero = squared <= _TINY
     return jnp.where(is_zero, 0, embedding * jax.lax.rsqrt(jnp.where(is_zero, 1, squared)))

@@ -1,4 +1,4 @@
-"""MHD's public batches: which a client has in a step, and what it learns from its teachers on them.
+"""MHD's public batches: which examples a client gets in a step, and the distillation term on them.
 
 Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
 https://arxiv.org/abs/2211.15774.
@@ -46,14 +46,14 @@ def public_term(
     distillation: HeadDistillation,
     weights: tuple[Any, Any],
 ) -> FurtherTerm:
-    """Returns a step's second half, on a public batch, as `train_steps` wants it.
+    """Returns the distillation term of a step on a public batch, for `train_steps`.
 
     Args:
-      model: the client's.
+      model: the client's model.
       columns: of the data set `public`.
       indices: the client's examples of the round, int32 [steps, batch].
-      buffer: its checkpoints, int32 [buffer, 2].
-      teach: what checkpoints answer.
+      buffer: its checkpoint buffer, int32 [buffer, 2].
+      teach: computes the checkpoints' outputs.
       distillation: how the client learns.
       weights: nu_emb and nu_aux.
     """
@@ -61,7 +61,7 @@ def public_term(
     def term(
         variables: Variables, step: jax.Array, index: jax.Array, key: jax.Array
     ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
-        # A new batch in every step.
+        # Every step has a new batch.
         input_key, positions = keys.derive(key, "input"), jnp.arange(distillation.batch_size)
         batch = batches.read(columns, indices[index], distillation.preprocess, input_key, positions)
         # Delta random checkpoints of the buffer teach: the phi_j of equation 1.

@@ -1,4 +1,4 @@
-"""MHD's teachers: stale checkpoints, exchanged at the beginning of a round and asked in every step.
+"""MHD's teachers: stale checkpoints, exchanged at the beginning of a round and evaluated in every step.
 
 Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
 https://arxiv.org/abs/2211.15774.
@@ -31,13 +31,13 @@ def exchanged(
     state: Any,
     round: Round,
 ) -> tuple[jax.Array, dict[str, Variables], Checkpoint | None]:
-    """Buffers and banks at the beginning of a round, after the exchange, and how to read a checkpoint.
+    """Buffers and banks after the exchange at the beginning of a round, and how to read a checkpoint.
 
     Args:
-      schedule: the run's; None where nobody teaches.
-      host_banks: where checkpoints are on the host.
-      state: MHDState after the round before.
-      round: as an algorithm gets it.
+      schedule: of the run; None if there are no teachers.
+      host_banks: the banks if checkpoints are on the host, else None.
+      state: MHDState after the previous round.
+      round: as in `FederatedAlgorithm.round`.
     """
     if schedule is None:
         return state.buffers, state.banks, None
@@ -57,8 +57,8 @@ def teaching(
 ) -> Teach:
     """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...].
 
-    Teachers are in inference mode. `model` and `variables` are the pupil's, whose outputs have the same
-    shape.
+    Teachers are in inference mode. `model` and `variables` are the student's; its outputs have the same
+    shape as a teacher's.
     """
 
     def teach(
@@ -72,7 +72,7 @@ def teaching(
             return zeros(0)
 
         def outputs_of(name: str) -> Callable[[jax.Array, Batch], HeadedOutputs]:
-            if not schedule.num_slots[name]:  # nobody's teacher, so no entry leads here
+            if not schedule.num_slots[name]:  # this architecture never teaches
                 return lambda slot, batch: zeros()
             return lambda slot, batch: groups[name].model.apply(checkpoint(name, slot), batch)[0]
 

@@ -1,4 +1,4 @@
-"""Multi-Headed Distillation: no server, knowledge moves from head to head.
+"""Multi-Headed Distillation (MHD): clients of a graph teach each other's auxiliary heads.
 
 Zhmoginov et al., Decentralized Learning with Multi-Headed Distillation, CVPR 2023,
 https://arxiv.org/abs/2211.15774. The paper has no numbered algorithm, so comments name its equations.
@@ -45,7 +45,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 
 PyTree = Any
-# A client's model, its buffer, and the indices of its public examples [steps, batch]
+# A client's learner, its checkpoint buffer, and the indices of its public examples [steps, batch]
 Client = tuple[Learner, jax.Array, jax.Array]
 
 
@@ -55,7 +55,7 @@ class MHDHyper(NamedTuple):
     Attributes:
       learning_rate: before its decay.
       embedding_weight: nu_emb.
-      head_weight: nu_aux. Weights above 1 have been seen to hold all heads at chance in short runs.
+      head_weight: nu_aux. In short runs, weights above 1 kept all heads at chance level.
     """
 
     learning_rate: Any = 0.03
@@ -69,13 +69,13 @@ class MHDHyper(NamedTuple):
 
 
 class MHDState(NamedTuple):
-    """Clients' models, and the stale ones that they learn from.
+    """Clients' models, and the stale checkpoints from which they learn.
 
     Attributes:
       learners: architecture -> leaves [group, ...].
       buffers: int32 [clients, buffer, 2], (architecture, slot); see ExchangeSchedule.
-      banks: architecture -> Variables of stale checkpoints, leaves [slots, ...]; empty where these are
-        on the host.
+      banks: architecture -> Variables of stale checkpoints, leaves [slots, ...]; empty if checkpoints
+        are on the host.
     """
 
     learners: dict[str, Learner]
@@ -97,27 +97,27 @@ def multi_headed_distillation(
 ) -> FederatedAlgorithm:
     """Clients of a graph teach each other's auxiliary heads on public examples.
 
-    A step minimises the sum of three losses (equations 1 to 5): on private examples the main head's
-    cross-entropy; on a public batch the embeddings' distance to some stale checkpoints from the client's
-    buffer, and every auxiliary head's cross-entropy from the surest of its candidates. The main head
-    gets no distillation. A round is `training.steps` steps (S_P). At the beginning of each but the
-    first, one entry of every buffer becomes a fresh checkpoint of a neighbour. Within a round no client
-    needs another, so devices wait for each other once in a round.
+    A step minimises the sum of three losses (equations 1 to 5). On private examples it is the main
+    head's cross-entropy. On a public batch they are the distance of embeddings from those of stale
+    checkpoints in the client's buffer, and every auxiliary head's cross-entropy with the most confident
+    of its candidates. The main head gets no distillation. A round is `training.steps` steps (S_P). At
+    the beginning of each round but the first, a fresh checkpoint of a neighbour replaces one entry of
+    every buffer. Within a round clients are independent, so devices wait for each other once per round.
 
     Teachers are in inference mode, the client itself in training mode on both batches.
 
     Args:
-      groups: architecture -> its clients, all clients 0 to K - 1; models of
-        `fedcodist.models.multi_headed`, with the same heads, classes and width of embedding.
-      public: columns of the data set `public`, arrays or shapes; nothing but shapes is read here.
+      groups: architecture -> its clients, together clients 0 to K - 1; models of
+        `fedcodist.models.multi_headed`, with the same heads, classes and embedding width.
+      public: columns of the data set `public`, arrays or shapes; only shapes are read here.
       graph: see `fedcodist.algorithms.graph.graphs`; an edge from i to j lets i learn from j.
-        One that changes has an entry per round.
+        A graph that changes has an entry per round.
       num_rounds: of the whole run.
       training: optimizer, private batches, S_P, schedule of the learning rate.
       distillation: how clients learn from each other, and exchange checkpoints.
       hyper: learning rate and weights.
-      execution: how clients of one architecture are executed. With several architectures 'scan' is
-        the better one: a vmapped client computes the teachers of all architectures.
+      execution: how clients of one architecture are executed. With several architectures use 'scan':
+        a vmapped client computes the teachers of all architectures.
       name, same_start: as in `local_only_steps`.
 
     Raises:
@@ -201,13 +201,13 @@ def start(
     schedule: ExchangeSchedule | None,
     on_host: bool = False,
 ) -> MHDState:
-    """The state before the first round: buffers hold the neighbours' models as they are.
+    """The state before the first round: buffers hold the neighbours' given models.
 
     Args:
-      models: architecture -> Variables, leaves [group, ...], such as what earlier training left.
-      training: as `multi_headed_distillation` gets it.
-      schedule: the run's; None without teachers.
-      on_host: whether checkpoints are on the host, where the first round puts them.
+      models: architecture -> Variables, leaves [group, ...], for example pre-trained.
+      training: as in `multi_headed_distillation`.
+      schedule: of the run; None without teachers.
+      on_host: whether checkpoints are on the host, where the first round stores them.
     """
     learners = start_learners(training, dict(models))
     if schedule is None:
@@ -223,7 +223,7 @@ def _schedule(
     num_rounds: int,
     distillation: HeadDistillation,
 ) -> ExchangeSchedule | None:
-    """Who gets whose checkpoint when; None where nobody teaches."""
+    """The run's exchange of checkpoints; None without teachers."""
     if not distillation.teachers:
         return None
     exchange = distillation.exchange

@@ -1,4 +1,4 @@
-"""Public examples that clients of a graph answer: which ones, when, and what answers cost."""
+"""The public examples whose predictions clients of a graph exchange: which, when, and their bytes."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from fedcodist.core.shuffling import stream_positions
 
 
 class PublicAnswers(NamedTuple):
-    """Which public examples clients answer, and when.
+    """On which public examples clients send predictions, and when.
 
     Attributes:
       num_public: number of examples of the data set `public`.
-      examples: public ones of each codistillation, from an endless reshuffled stream.
+      examples: public examples per codistillation, from an endless reshuffled stream.
       period: rounds from one codistillation to the next.
-      inference_batch_size: examples per step while clients answer.
+      inference_batch_size: examples per step when clients compute predictions.
     """
 
     num_public: int
@@ -38,7 +38,7 @@ def check_answers(answers: PublicAnswers) -> None:
 
 
 def public_indices(answers: PublicAnswers, round: jax.Array, key: jax.Array) -> jax.Array:
-    """Indices of the public examples that clients answer in a round, int32 [examples]; else -1."""
+    """Indices of a round's public examples, int32 [examples]; -1 in rounds without codistillation."""
     first = jnp.asarray(round // answers.period, jnp.uint32) * answers.examples
     draw = keys.derive(key, "public")
     return jax.lax.cond(
@@ -60,7 +60,7 @@ def answers_communication(
     answers: PublicAnswers,
     num_classes: int,
 ) -> dict[str, Communication]:
-    """Answers on the edges of the rounds in which clients teach, and which examples they are of.
+    """Bytes of predictions on the edges in rounds with codistillation, and of the examples' indices.
 
     A mean over the run's rounds, rounded up.
     """

@@ -1,1 +1,1 @@
-"""Methods in which every client has an architecture of its own and shares only what it knows."""
+"""Methods of parties: clients that each own a model, possibly of different architectures."""

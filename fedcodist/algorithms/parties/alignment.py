@@ -1,4 +1,4 @@
-"""The public examples on which FedMD's parties agree: a subset for each round, drawn class by class."""
+"""The public examples of FedMD's consensus: a subset for each round, drawn class by class."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from fedcodist.core.shuffling import stratified_sample
 
 
 class Alignment(NamedTuple):
-    """The public examples of a round, and what parties exchange of them.
+    """The public examples of a round, and the scores that parties exchange on them.
 
     Attributes:
-      public_labels: int [rows] of the data set `public`, for the stratified draw. Nothing else of a
-        round reads labels of public examples.
-      alignment_size: examples of a round's subset. None takes all public ones, and no indices are sent.
-      exchanged: 'logits', or 'probabilities': softmax(z / T), of senders and in the digest.
+      public_labels: int [examples] of the data set `public`, for the stratified draw. A round does not
+        use labels of public examples for anything else.
+      alignment_size: examples in a round's subset. None: all, and then no indices are sent.
+      exchanged: 'logits', or 'probabilities', softmax(z / T), for sending and in the digest.
       inference_batch_size: examples per step while logits are computed.
     """
 
@@ -58,7 +58,7 @@ def checked_alignment(alignment: Alignment, num_classes: int) -> Alignment:
 
 
 def checked_weights(weights: Any, num_parties: int) -> np.ndarray:
-    """What each party counts in the consensus, float32 [parties]; equal where not given.
+    """Each party's weight in the consensus, float32 [parties]; equal weights if not given.
 
     Raises:
       ValueError, TypeError: names `hyper.weights` and what is allowed.
@@ -90,7 +90,7 @@ def aligned_size(alignment: Alignment) -> int:
 
 
 def aligned_indices(alignment: Alignment, round: jax.Array, key: jax.Array) -> jax.Array:
-    """A round's places in the data set `public`, int [1, examples]."""
+    """The round's indices of examples of the data set `public`, int [1, examples]."""
     indices = jnp.arange(aligned_size(alignment))
     if alignment.alignment_size is not None:
         draw = keys.derive(key, "alignment", round)
@@ -107,7 +107,7 @@ def aligned_columns(alignment: Alignment, public: Examples) -> dict[str, jax.Arr
 
 
 def exchanged_scores(alignment: Alignment, temperature: Any) -> Callable[[jax.Array], jax.Array]:
-    """Returns logits -> what is exchanged of them."""
+    """Returns logits -> the scores that are exchanged."""
     if alignment.exchanged == "logits":
         return lambda logits: logits
     return lambda logits: jax.nn.softmax(logits / temperature)
@@ -122,13 +122,13 @@ def sent(
     batch_size: int,
     scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
 ) -> PartyResult:
-    """What a party sends: its scores [examples, classes] and nothing else. It changes nothing."""
+    """A PartyResult that sends only the party's scores [examples, classes]; no state changes."""
     logits = inference(model, variables, examples, digest.preprocess, batch_size)
     return PartyResult(None, {}, scores(logits), weight)
 
 
 def scores_communication(alignment: Alignment, num_classes: int) -> Communication:
-    """Bytes of scores each way; the way down has the subset's indices too."""
+    """Bytes of scores in both directions; downloads also have the subset's indices."""
     count = aligned_size(alignment)
     scores = count * num_classes * np.dtype(np.float32).itemsize
     indices = 0 if alignment.alignment_size is None else count * np.dtype(np.int32).itemsize

@@ -1,4 +1,4 @@
-"""What a party of FedMD learns in a round: the consensus on public examples, then its own examples.
+"""A FedMD party's training in a round: on the consensus of public examples, then on its own examples.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019,
 https://arxiv.org/abs/1910.03581.
@@ -22,7 +22,7 @@ PyTree = Any
 
 
 class Party(NamedTuple):
-    """What a party has: its model, and its two optimizers, which go on over all rounds."""
+    """A party's state: its model, and the states of its two optimizers, which continue over rounds."""
 
     variables: Variables
     digest_state: PyTree
@@ -41,7 +41,7 @@ def digest_and_revisit(
     rates: tuple[Any, Any],
     scores: Callable[[jax.Array], jax.Array] = lambda logits: logits,
 ) -> PartyResult:
-    """A party's learning: the consensus on public examples first, then its private examples.
+    """Trains a party, first on the consensus of public examples and then on its private examples.
 
     Args:
       model, party: before the round.
@@ -50,7 +50,7 @@ def digest_and_revisit(
       key: the party's in this round.
       digest, revisit, gradient_hook: as in `fed_md`.
       rates: learning rates of digest and revisit.
-      scores: logits -> what is exchanged of them.
+      scores: logits -> the scores that parties exchange, such as probabilities.
     """
 
     def error(outputs: Any, batch: Batch) -> jax.Array:
@@ -76,7 +76,7 @@ def digest_and_revisit(
     # Algorithm 1, "Digest": the model approaches the consensus on the public examples.
     rate, state = rates[0], party.digest_state
     digested = train(digest, party.variables, public, "digest", rate, error, state)
-    # Algorithm 1, "Revisit": it trains on its own examples.
+    # Algorithm 1, "Revisit": the model is trained on the party's own examples.
     rate, state = rates[1], party.revisit_state
     revisited = train(revisit, digested.variables, private, "revisit", rate, None, state)
     metrics = party_metrics(
@@ -91,7 +91,7 @@ def digest_and_revisit(
 
 
 def mean_absolute_error(scores: jax.Array, consensus: jax.Array) -> jax.Array:
-    """The digest's loss per example, the mean over classes; of [batch, classes] both."""
+    """The digest's loss per example, a mean over classes; both arguments are [batch, classes]."""
     difference = scores - consensus
-    # Not abs, whose gradient JAX takes to be 1 where the difference is 0; Keras' is 0, and so is this.
+    # Not jnp.abs: its gradient at 0 is 1 in JAX. Here it is 0, as in Keras.
     return jnp.mean(difference * jax.lax.stop_gradient(jnp.sign(difference)), axis=-1)

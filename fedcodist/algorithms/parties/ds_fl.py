@@ -1,4 +1,4 @@
-"""DS-FL: parties exchange probabilities of open examples, made more certain.
+"""DS-FL: parties learn their mean predictions on open (public) examples, sharpened by the server.
 
 Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
 Collaborative Training with Non-IID Private Data", 2021, https://arxiv.org/abs/2008.06180.
@@ -50,7 +50,7 @@ SERVER = "server"
 
 
 class DSFLState(NamedTuple):
-    """Parties' models by architecture, leaves [group, ...], and the server's own."""
+    """Parties' models by architecture, leaves [group, ...], and the server's model."""
 
     models: dict[str, Variables]
     server: Variables
@@ -76,9 +76,9 @@ def ds_fl(
     name: str = "ds_fl",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """A round: local training; probabilities of open examples; their mean, sharpened; all learn it.
+    """In a round parties train locally, predict open examples, and learn the sharpened mean prediction.
 
-    Parties and a model of the server minimise the cross-entropy with the target. Optimizers are fresh
+    Parties and a model of the server minimise the cross-entropy with this target. Optimizers are fresh
     in every round.
 
     Args:
@@ -87,10 +87,10 @@ def ds_fl(
       open_examples: how many there are, and how many a round takes.
       local: training on private examples.
       distillation: training on the open ones.
-      aggregation: 'era', softmax(mean / T), entropy reduction, or 'sa', the mean itself.
+      aggregation: 'era' (entropy reduction), softmax(mean / T); or 'sa', the mean itself.
       hyper: learning rates and T.
       execution, name: as in `fed_md`.
-      reduce: how the mean is made of what parties send; a plain mean where not given.
+      reduce: how probabilities are averaged; by default the unweighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -150,7 +150,7 @@ def ds_fl(
             return run_parties(groups, update, message, models, round, key, execution, reduce)
 
         trained = run(train, None, state.models, "client_update")
-        # Entropy reduction aggregation (ERA) sharpens the mean; simple aggregation (SA) takes it.
+        # Entropy reduction aggregation (ERA) sharpens the mean; simple aggregation (SA) does not.
         mean = trained.aggregate.pseudo_gradient
         target = sharpened(mean, hyper.temperature) if aggregation == "era" else mean
         # Every party learns the target, and so does the server's model.
@@ -176,7 +176,7 @@ def ds_fl(
 
 
 def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
-    """softmax(p / T) of mean probabilities [..., classes]; at T = 0.1 their entropy falls."""
+    """softmax(p / T) of mean probabilities [..., classes]; T = 0.1 lowers their entropy."""
     return jax.nn.softmax(mean / temperature)
 
 

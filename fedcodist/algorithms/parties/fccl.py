@@ -1,4 +1,4 @@
-"""FCCL: parties learn correlated outputs on public examples, and locally from two of their own models.
+"""FCCL: parties correlate their outputs on public examples, and learn from two own earlier models.
 
 Huang, Ye and Du, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR 2022,
 https://doi.org/10.1109/CVPR52688.2022.00990.
@@ -50,7 +50,7 @@ PyTree = Any
 
 
 class FCCLParty(NamedTuple):
-    """A party's model, the same after its last round, and before the first one."""
+    """A party's current model, its model after the last round, and its model before the first round."""
 
     variables: Variables
     last: Variables
@@ -70,8 +70,8 @@ class FCCLHyper(NamedTuple):
       learning_rate: of local training, whose optimizer is fresh in every round.
       public_learning_rate: on public examples.
       off_diagonal: lambda of the correlations of different classes.
-      last_weight: of the divergence from the party's model after its last round ("inter-domain").
-      first_weight: of that from its model before the first round ("intra-domain").
+      last_weight: of the divergence from the party's model after the last round ("inter-domain").
+      first_weight: of the divergence from its model before the first round ("intra-domain").
     """
 
     learning_rate: Any = 1e-3
@@ -91,18 +91,18 @@ def fccl(
     name: str = "fccl",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """A round: on public batches parties draw their outputs to the mean ones; then they train locally.
+    """In a round parties align their outputs on public batches with the mean, and then train locally.
 
-    On a public batch all parties answer logits, and the server sends their mean. Each party takes a step
-    on sum_i (1 - C_ii)^2 + lambda sum_{i != j} (1 + C_ij)^2, C the correlation over the batch of its
-    i-th logit with the j-th mean one: the same classes agree and different ones are opposed. Local
-    training minimises CE + KL(last || model) + KL(first || model): "last" is the party's model at
-    the end of the round before, "first" the one that it had when the first round began. Parties should
-    be trained alone before, as in the paper.
+    On a public batch all parties send logits, and the server sends back their mean. Each party takes a
+    step on sum_i (1 - C_ii)^2 + lambda sum_{i != j} (1 + C_ij)^2. C_ij is the correlation over the batch
+    of its i-th logit with the j-th mean logit: equal classes should agree, different ones be opposed.
+    Local training minimises CE + KL(last || model) + KL(first || model). "last" is the party's model at
+    the end of the previous round, and "first" its model before the first round. Parties should first be
+    trained alone, as in the paper.
 
-    The authors' code takes variances with the divisor B - 1 and correlations with B, makes a new
-    optimizer for every public batch, and in one of its versions puts the party's last model in place of
-    itself in the mean. Here correlations are exact, the optimizer lasts a round, and the mean is plain.
+    The authors' code computes variances with the divisor B - 1 but correlations with B, and makes a new
+    optimizer for every public batch. One of its versions uses the party's last model in the mean. Here
+    correlations are exact, the optimizer lasts for a round, and the mean is that of the current models.
 
     Args:
       groups: architecture -> its parties.
@@ -111,7 +111,7 @@ def fccl(
       training: on private examples.
       hyper: learning rates and weights.
       execution, name: as in `fed_md`.
-      reduce: how the mean of parties' logits is made; a plain mean where not given.
+      reduce: how parties' logits are averaged; by default the unweighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -137,7 +137,7 @@ def fccl(
         state: FCCLState, client_states: PyTree, round: Round, hyper: FCCLHyper
     ) -> AfterRound:
         parties = _begun(state.models, round.index)
-        # Learning from others: on every public batch parties answer, and learn the mean answer.
+        # Learning from others: on every public batch parties send logits, and learn from the mean.
         models = {name: party.variables for name, party in parties.items()}
         models = learn_from_others(groups, models, public, round, hyper, execution, reduce)
         parties = {name: parties[name]._replace(variables=models[name]) for name in parties}
@@ -194,7 +194,7 @@ def dual_loss(model: Model, party: FCCLParty, hyper: FCCLHyper) -> Any:
 
 
 def _begun(models: Mapping[str, FCCLParty], round: jax.Array) -> dict[str, FCCLParty]:
-    """Parties whose two teachers are, in the first round, the model that they have then."""
+    """The parties at the start of a round; in the first round both teachers are the current model."""
     choose = lambda now, kept: jnp.where(round == 0, now, kept)
     return {
         name: FCCLParty(

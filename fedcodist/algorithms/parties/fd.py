@@ -1,9 +1,9 @@
-"""FD: parties exchange mean outputs per label; no examples, no models.
+"""FD (federated distillation): parties exchange their mean outputs per label, but no models.
 
 Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation under Non-IID Private Data", 2018, https://arxiv.org/abs/1811.11479.
 
-Others call it FedDistill. `FDVariant` has what their versions do in another way.
+Other papers call it FedDistill. `FDVariant` has the differences of their versions.
 """
 
 from collections.abc import Mapping
@@ -44,9 +44,9 @@ PyTree = Any
 
 
 class LabelMeans(NamedTuple):
-    """Mean logits of the examples of each label [labels, classes], and whether there are any [labels].
+    """Each label's mean logits [labels, classes], and whether the label has examples, 1 or 0 [labels].
 
-    Summed over parties: sums, and numbers of parties.
+    Summed over parties, these are sums of means, and numbers of parties.
     """
 
     logits: jax.Array
@@ -54,14 +54,14 @@ class LabelMeans(NamedTuple):
 
 
 class FDParty(NamedTuple):
-    """A party's model, and what it has sent."""
+    """A party's model, and the means that it sent last."""
 
     variables: Variables
     sent: LabelMeans
 
 
 class FDState(NamedTuple):
-    """Parties by architecture, leaves [group, ...], and the sum of what they have sent."""
+    """Parties by architecture, leaves [group, ...], and the sum of the means that they sent last."""
 
     models: dict[str, FDParty]
     total: LabelMeans
@@ -73,7 +73,7 @@ class FDHyper(NamedTuple):
     Attributes:
       learning_rate: of local training, whose optimizer is fresh in every round.
       weight: gamma, of the regulariser.
-      temperature: T of both sides.
+      temperature: T, of both softmaxes.
     """
 
     learning_rate: Any = 0.1
@@ -85,9 +85,9 @@ class FDVariant(NamedTuple):
     """What differs between versions of the method.
 
     Attributes:
-      averaged: when a party's means are taken: 'after_training', in inference mode, or 'in_training',
+      averaged: when a party's means are computed: 'after_training', in inference mode, or 'in_training',
         over the training outputs of all steps, as Jeong et al. and HtFLlib do.
-      own_share: whether a party's target has its own mean too, as in HtFLlib; else that of the others.
+      own_share: whether a party's target includes its own mean, as in HtFLlib, or only other parties'.
       divergence: 'kl', with a temperature, or 'mse', the mean squared difference of logits.
     """
 
@@ -116,27 +116,27 @@ def fd(
     name: str = "fd",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """Local training whose outputs are drawn, label by label, to the mean outputs of the others.
+    """Local training that pulls outputs towards the other parties' mean outputs for the same label.
 
-    The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)). G are the mean logits of an
-    example's label over the other parties that have this label. Where there are none, as in the first
-    round, the loss is CE alone. Means are taken after local training, in inference mode. (Jeong et al.
-    average while training goes on, see `variant`, and over softened outputs.)
+    The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)). G are the mean logits of the
+    example's label over the other parties that have this label. If there are none, as in the first
+    round, the loss is CE alone. Means are computed after local training, in inference mode. (Jeong et
+    al. average during training, see `variant`, and they average softened outputs.)
 
-    HtFLlib's FD is `FDVariant("in_training", own_share=True)` but for its loss. That takes mean logits,
-    which are no probabilities, as the target of a cross-entropy, and is not bounded below. FedGen's
-    repository sums outputs over all rounds, and counts parties without a label as zeros.
+    HtFLlib's FD is `FDVariant("in_training", own_share=True)` except for its loss: it uses mean logits,
+    which are not probabilities, as the target of a cross-entropy, which is then not bounded below.
+    FedGen's repository sums outputs over all rounds, and counts parties without a label as zeros.
 
     Args:
       groups: architecture -> its parties.
       num_classes: labels, and outputs of every model.
       training: on private examples.
       hyper: learning rate, gamma and T.
-      inference_batch_size: examples per step while means are taken.
-      variant: when means are taken, over whom, and the regulariser's form; T has no part in 'mse'.
+      inference_batch_size: examples per step when means are computed.
+      variant: when means are computed, over which parties, and the regulariser; 'mse' does not use T.
       execution, name: as in `fed_md`.
-      reduce: how what parties send is summed; `sums` where not given. It must give sums, of which each
-        party subtracts its own.
+      reduce: how the parties' messages are summed; by default `sums`. It must return sums, since each
+        party subtracts its own message.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -180,7 +180,7 @@ def fd(
                 regulariser = others.has_label[labels] * distance
                 return checked_loss(model.loss, outputs, batch) + hyper.weight * regulariser
 
-            # What the party sends: its mean outputs per label, of training or after it.
+            # The party sends its mean outputs per label, from training or after it.
             arguments = (model, training, party.variables, data, key, hyper.learning_rate)
             if variant.averaged == "in_training":
                 trained, label_sums = train_summing_outputs(*arguments, loss)
@@ -189,7 +189,7 @@ def fd(
                 trained = train_client(*arguments, loss_hook=loss)
                 size = inference_batch_size
                 means = label_means(model, trained.variables, data, num_classes, training, size)
-            if reduce.bound is not None:  # what it will subtract is what is summed of it
+            if reduce.bound is not None:  # the party must later subtract what was summed
                 means = reduce.bound(means)
             metrics = training_metrics(trained)
             return PartyResult(FDParty(trained.variables, means), metrics, means)
@@ -203,7 +203,7 @@ def fd(
         return FDState(result.states, total), client_states, result.metrics
 
     scalar = np.dtype(np.float32).itemsize
-    # Which labels a party has, or how many parties have a label, is one more number per label.
+    # One more number per label: whether the party has it (up), or how many parties have it (down).
     payload = num_classes * (num_classes + 1) * scalar
     return assemble(
         name,
@@ -225,7 +225,7 @@ def distance_of(divergence: str, temperature: Any) -> Divergence:
 
 
 def of_others(total: LabelMeans, own: LabelMeans) -> LabelMeans:
-    """The means over the other parties that have a label; `has_label` is 0 where there are none."""
+    """The means over the other parties that have a label; `has_label` is 0 if there are none."""
     count = total.has_label - own.has_label
     has_label = (count > 0.5).astype(count.dtype)
     logits = (total.logits - own.logits) / jnp.maximum(count, 1)[:, None]

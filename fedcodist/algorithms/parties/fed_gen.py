@@ -1,4 +1,4 @@
-"""FedGen: a server learns a generator of embeddings from heads, and parties' heads learn from it.
+"""FedGen: the server trains a generator of embeddings on the parties' heads, which learn from it.
 
 Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", 2021,
 https://arxiv.org/abs/2105.10056.
@@ -60,12 +60,12 @@ FromServer = tuple[PyTree, jax.Array]
 
 
 class FedGenState(NamedTuple):
-    """Parties' models by architecture, leaves [group, ...], and what the server has.
+    """Parties' models by architecture, leaves [group, ...], and the server's state.
 
     Attributes:
-      models: their heads are equal after every round.
+      models: all heads are equal after every round.
       generator: its parameters.
-      optimizer_state: of the generator's optimizer, which goes on over rounds.
+      optimizer_state: of the generator's optimizer, which continues over rounds.
       label_shares: p(y), the share of each label [classes] in parties' training; equal at first.
     """
 
@@ -81,7 +81,7 @@ class FedGenHyper(NamedTuple):
     Attributes:
       learning_rate: of local training, whose optimizer is fresh in every round.
       generator_learning_rate: of the server's generator.
-      generated_weight: of the loss of generated embeddings in local training; 1 in the paper.
+      generated_weight: of the loss on generated embeddings in local training; 1 in the paper.
       diversity_weight: of the generator's diversity loss.
     """
 
@@ -102,29 +102,29 @@ def fed_gen(
     name: str = "fed_gen",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """A round: local training with generated embeddings; the mean of heads; the generator learns.
+    """In a round parties train with generated embeddings, heads are averaged, and the generator learns.
 
-    This is the paper's variant that shares the last layer alone (Section 3.3), so parties may have any
-    networks before it. In every step of local training labels are drawn from p(y), the generator makes
-    embeddings of them, and the head learns these besides the batch (Equation 5). The server trains the
-    generator so that the mean of the heads' logits tells the label (Equation 4). Heads are linear, so
-    that mean is the mean head's logits, and the server needs no single head.
+    This is the paper's variant that shares only the last layer (Section 3.3), so parties may have any
+    networks before it. In every step of local training labels are drawn from p(y), and the generator
+    makes embeddings for them. The head learns these and the batch (Equation 5). The server trains the
+    generator so that the mean of the heads' logits predicts the label (Equation 4). Heads are linear, so
+    this mean equals the mean head's logits, and the server does not need individual heads.
 
-    The authors' code draws noise from a uniform distribution, normalises the hidden layer by batch,
-    weights each head's own cross-entropy by its party's share of the label, has weights of 10 that decay
-    by rounds, and one more loss, of batches' outputs from those of generated embeddings. HtFLlib has no
-    diversity loss and a fresh generator's optimizer in each round.
+    The authors' code draws noise from a uniform distribution and has batch normalisation in the hidden
+    layer. It weights each head's own cross-entropy by its party's share of the label. Its loss weights
+    of 10 decay over rounds. It has one more loss, between outputs on the batch and outputs on generated
+    embeddings. HtFLlib has no diversity loss, and a fresh generator optimizer in each round.
 
     Args:
       groups: architecture -> its parties, with models made by `headed` whose heads have one shape.
       training: of the whole network, on private examples.
       generator: the server's, and how it is trained and used.
-      weighted: whether parties count in the mean by their numbers of examples, as in both codes, or all
-        alike, as in the paper.
+      weighted: whether the mean of heads is weighted by parties' numbers of examples, as in both codes,
+        or unweighted, as in the paper.
       warm_up: rounds without generated embeddings; the authors' code has 1.
       hyper: learning rates and weights.
       execution, name: as in `fed_md`.
-      reduce: how the mean is made of what parties send; a weighted mean where not given.
+      reduce: how the parties' messages are averaged; by default their weighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -161,7 +161,7 @@ def fed_gen(
             def of_generated(head: PyTree, key: jax.Array) -> jax.Array:
                 return generated_loss(generator, params, head, shares, size, key)
 
-            # Equation 5: cross-entropy of the batch, and of as many generated embeddings.
+            # Equation 5: cross-entropy on the batch, and on generated embeddings.
             def loss(outputs: tuple[Any, jax.Array], batch: Batch) -> jax.Array:
                 own, generated = outputs
                 return checked_loss(model.loss, own, batch) + generated_weight * generated
@@ -173,7 +173,7 @@ def fed_gen(
             _, head = split_head(trained.variables.params)
             weight = jnp.maximum(data.size, 1) if weighted else 1
             counts = training.epochs * label_counts(data, classes)
-            # Counts are summed and not averaged by weights, so they are divided by the weight.
+            # Counts must not be weighted, so they are divided by the weight here.
             sends = (head, counts / weight)
             return PartyResult(trained.variables, metrics, sends=sends, weight=weight)
 
@@ -204,7 +204,7 @@ def fed_gen(
 
 
 def label_counts(data: ClientData, classes: int) -> jax.Array:
-    """How many examples of each label a party has, [classes]."""
+    """The number of a party's examples of each label, [classes]."""
     _, rows, is_real = batches.places(0, data.capacity, data.size)
     labels = class_labels(data.columns["label"][data.start + rows], classes)
     return jnp.sum(jax.nn.one_hot(labels, classes) * is_real[:, None], axis=0)
@@ -218,7 +218,7 @@ def shares_of(counts: jax.Array) -> jax.Array:
 def _communication(
     groups: Mapping[str, PartyGroup], generator: Generator, width: int, classes: int
 ) -> Communication:
-    """Head and counts up; head, generator and label shares down."""
+    """Bytes of head and label counts (up), and of head, generator and label shares (down)."""
     of_key = lambda key: init_generator(generator, width, classes, key)
     shapes = jax.eval_shape(of_key, jax.eval_shape(lambda: jax.random.key(0)))
     up = head_bytes(groups) + classes * np.dtype(np.float32).itemsize

@@ -1,4 +1,4 @@
-"""FedGH: the server trains one head on parties' mean embeddings; parties put it on their networks.
+"""FedGH: the server trains a global head on parties' mean embeddings; it replaces the parties' heads.
 
 Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023,
 https://arxiv.org/abs/2303.13137.
@@ -54,7 +54,7 @@ OWN_HEAD, GLOBAL_HEAD = PREDICT_BY = ("own_head", "global_head")
 
 
 class FedGHState(NamedTuple):
-    """Parties' models after local training, architecture -> leaves [group, ...]; the global head."""
+    """Parties' models after local training, architecture -> leaves [group, ...], and the global head."""
 
     models: dict[str, Variables]
     head: PyTree
@@ -92,24 +92,24 @@ def fed_gh(
     execution: Execution = Execution(),
     name: str = "fed_gh",
 ) -> FederatedAlgorithm:
-    """Parties train with the server's head in place of their own; the server trains it on their means.
+    """Parties train with the server's head; the server trains it on the parties' mean embeddings.
 
-    In a round a party's head becomes the global one, except in the first round, as in the authors' code.
-    The whole network learns the party's examples. The party sends its mean embedding of each class that
-    it has, in inference mode. On each of these the global head takes a step of cross-entropy, once for
-    every party. In the authors' code the server's steps change a party's network, and never the head;
-    ours change the head, as the paper says. Its means are means of batches' means; ours are of examples.
-    Optimizers are fresh in every round.
+    At the start of a round the global head replaces each party's head, except in the first round, as in
+    the authors' code. Then the whole network is trained on the party's examples. The party sends its
+    mean embedding of each class that it has, in inference mode. The server trains the global head with
+    cross-entropy on the mean embeddings of all parties. In the authors' code the server's steps change a
+    party's network and never the head; here they change the head, as in the paper. The authors' means
+    are means of batch means; here they are means over examples. Optimizers are fresh in every round.
 
     Args:
       groups: architecture -> its parties, of `headed` models with embeddings of one width.
       num_classes: labels, and outputs of every model.
-      training: on private examples. The default is the authors' code's for different networks.
+      training: on private examples. The default is from the authors' code for different networks.
       server_training: of the head on mean embeddings, in a random order.
-      predict_by: what is evaluated: the party's model after local training, with its 'own_head', as in
-        the authors' code, or its embedding with the 'global_head' that the server has made since.
+      predict_by: which head is evaluated: the party's 'own_head' after local training, as in the
+        authors' code, or the 'global_head' that the server has trained since.
       hyper: learning rates.
-      inference_batch_size: examples per step while means are taken.
+      inference_batch_size: examples per step when means are computed.
       execution, name: as in `fed_md`.
 
     Raises:
@@ -137,7 +137,7 @@ def fed_gh(
         def update(
             model: Model, head: PyTree, variables: Variables, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            # The global head takes the place of the party's, as soon as the server has trained it.
+            # The global head replaces the party's head, from the second round on.
             body, own_head = split_head(variables.params)
             is_trained = round.index > 0
             head = jax.tree.map(lambda new, own: jnp.where(is_trained, new, own), head, own_head)
@@ -183,7 +183,7 @@ def fed_gh(
 
 
 def model_of_head(network: Model) -> Model:
-    """The head of a `headed` network as a model of its own, which reads a batch's `embedding`."""
+    """The head of a `headed` network as a Model, which reads a batch's `embedding`."""
 
     def init(key: jax.Array) -> Variables:
         return Variables(split_head(network.init(key).params)[1], {})

@@ -1,4 +1,4 @@
-"""FedL2G: guiding vectors, one per label, that the server learns so that guided training helps parties.
+"""FedL2G: the server learns one guiding vector per label, so that training towards it helps parties.
 
 Zhang, Liu, Hua, Cao and Yang, "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
 Learning", 2024, https://arxiv.org/abs/2410.06490.
@@ -50,7 +50,7 @@ GUIDED = {"embeddings": embedding_of, "logits": logits_of}
 
 
 class FedL2GParty(NamedTuple):
-    """A party's model and its number, by which it always holds out the same quiz examples."""
+    """A party's model, and its client index, so that it always holds out the same quiz examples."""
 
     variables: Variables
     number: jax.Array
@@ -68,8 +68,8 @@ class FedL2GHyper(NamedTuple):
 
     Attributes:
       learning_rate: of local training, whose optimizer is fresh in every round.
-      study_learning_rate: of the one step that is tried, and not kept, to learn the vectors; the paper's
-        is the local one.
+      study_learning_rate: of the trial step from which the vectors learn; in the paper it is
+        `learning_rate`.
       server_learning_rate: of the guiding vectors.
       weight: of the guiding loss; 1 in the paper.
     """
@@ -92,25 +92,25 @@ def fed_l2g(
     name: str = "fed_l2g",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """Local training is drawn to a vector per label; vectors learn what makes it help on other examples.
+    """Local training pulls outputs towards a vector per label, which the server learns.
 
-    A party holds out a few of its examples, the quiz set; the others are its study set. It trains on
-    the study set with the loss CE + w MSE(output, v_y). Then it tries one step of that loss on a study
-    batch and sends the gradient by the vectors of its cross-entropy on the quiz set after that step.
-    The server takes a step along the mean gradient of each label, over the parties that have it in
-    their study batch. Vectors start from a standard normal distribution. In the first `warm_up` rounds
-    parties do not train, and the vectors alone learn.
+    A party holds out a few of its examples, the quiz set; the others are its study set. It trains on the
+    study set with the loss CE + w MSE(output, v_y). Then it makes a trial step of this loss on a study
+    batch, and computes its cross-entropy on the quiz set after this step. It sends the gradient of this
+    cross-entropy with respect to the vectors. For each label the server takes a step along the mean
+    gradient of the parties that have this label in their study batch. The initial vectors are drawn from
+    a standard normal distribution. In the first `warm_up` rounds only the vectors are trained.
 
     Args:
       groups: architecture -> its parties; networks of `headed` where embeddings are guided.
       num_classes: labels, and outputs of every model.
-      training: on the study set; its batch size is the study batch's too.
+      training: on the study set; its batch size is also that of the study batch.
       guided: 'embeddings' (the paper's FedL2G-f) or 'logits' (FedL2G-l).
       quiz_size: examples held out; at most half of a party's.
       warm_up: rounds.
       hyper: learning rates and the guiding loss's weight.
       execution, name: as in `fed_md`.
-      reduce: how gradients are summed; `sums` where not given.
+      reduce: how gradients are summed; by default `sums`.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -158,8 +158,8 @@ def fed_l2g(
                 hyper.learning_rate,
                 loss_hook=loss,
             )
-            # Learning to guide: a step on a study batch is tried, and its loss on the quiz set tells
-            # how the vectors should change.
+            # Learning to guide: a trial step on a study batch, and the gradient of the loss on the quiz
+            # set after it.
             batch = drawn_examples(study, training.batch_size, keys.derive(key, "study"))
             gradients = guiding_gradients(
                 *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
@@ -179,7 +179,7 @@ def fed_l2g(
         return FedL2GState(result.states, vectors), client_states, result.metrics
 
     scalar = np.dtype(np.float32).itemsize
-    # Down the vectors; up their gradients, and which labels have one.
+    # Download: the vectors. Upload: their gradients, and which labels have one.
     down, up = num_classes * width * scalar, num_classes * (width + 1) * scalar
     return assemble(
         name,

@@ -1,4 +1,4 @@
-"""FedMD: parties of any architecture agree on logits of public examples.
+"""FedMD: parties of any architecture learn their mean logits on public examples.
 
 Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019,
 https://arxiv.org/abs/1910.03581.
@@ -65,9 +65,8 @@ class FedMDHyper(NamedTuple):
 
     Attributes:
       digest_learning_rate, revisit_learning_rate: of the two optimizers.
-      weights: c_k, one per party in the order of clients, of which only proportions count. They are
-        equal where not given.
-      temperature: T, where probabilities are exchanged.
+      weights: c_k, one per party in the order of clients; only their ratios matter. None: equal weights.
+      temperature: T, if probabilities are exchanged.
     """
 
     digest_learning_rate: Any = 1e-3
@@ -90,24 +89,24 @@ def fed_md(
 ) -> FederatedAlgorithm:
     """FedMD's collaboration, after transfer learning (`local_only`) has trained the parties' models.
 
-    A round is Algorithm 1's loop. A subset of the public examples is drawn, class by class. Every party
-    sends its logits on it, in inference mode. Their weighted mean is the consensus. Then each party
-    digests: it fits its own logits to the consensus by the mean absolute error. At last it revisits its
-    private examples. All parties send before anyone learns.
+    A round is one pass of Algorithm 1's loop. A subset of the public examples is drawn, class by class.
+    Every party sends its logits on it, in inference mode. Their weighted mean is the consensus. Then
+    each party digests: it fits its logits to the consensus with the mean absolute error. Finally it
+    revisits its private examples. All parties send before any party learns.
 
     Args:
       groups: architecture -> its parties.
-      alignment: the public examples, and what is exchanged of them.
+      alignment: the public examples, and the scores that parties exchange on them.
       num_classes: of the joint label space, public and private classes.
-      digest: optimizer, batch size, epochs and preprocessing of public examples. Large batches suit the
-        loss, whose gradient does not fade. With 0 epochs nobody learns from others. Logits that are sent
-        are of examples preprocessed in the same way, with one fixed key where it is random.
-      revisit: the same of private examples.
+      digest: optimizer, batch size, epochs and preprocessing for public examples. Large batches suit the
+        loss, whose gradient does not get smaller near the minimum. With 0 epochs no party learns from
+        others. Logits to send use the same preprocessing, with one fixed key if it is random.
+      revisit: the same for private examples.
       gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
       hyper: learning rates, weights and temperature.
       execution: how parties of one architecture are executed.
       name: the method's name in tables.
-      reduce: how the consensus is made of what parties send; their weighted mean where not given.
+      reduce: how the parties' scores become the consensus; by default their weighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -159,7 +158,7 @@ def fed_md(
         weights = by_architecture(groups, hyper.weights)
         senders = {name: (party.variables, weights[name]) for name, party in state.items()}
         communicated = run(communicate, None, senders, "communicate")
-        # Algorithm 1, "Aggregate": the consensus is the mean of what parties sent.
+        # Algorithm 1, "Aggregate": the consensus is the weighted mean of the scores.
         consensus = communicated.aggregate.pseudo_gradient
         # Algorithm 1, "Digest" and "Revisit".
         learned = run(learn, consensus, state, "client_update")
@@ -189,8 +188,8 @@ def start(
     Args:
       models: architecture -> Variables, leaves [group, ...], after transfer learning.
       digest, revisit: as `fed_md` gets them.
-      private_states: architecture -> states of the optimizers of private training, which go on in the
-        revisit, as in the released code; fresh ones where not given.
+      private_states: architecture -> states of the optimizers of private training, which continue in the
+        revisit, as in the released code. None: fresh states.
     """
 
     def fresh(name: str, training: LocalTraining, params: PyTree) -> PyTree:

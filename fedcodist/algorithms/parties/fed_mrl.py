@@ -1,4 +1,4 @@
-"""FedMRL: a small shared model's embedding is fused with each party's own, and both heads read it.
+"""FedMRL: each party fuses its embedding with that of a small shared model, and both heads read it.
 
 Yi, Yu, Ren, Wang, Liu and Li, "Federated Model Heterogeneous Matryoshka Representation Learning",
 2024, https://arxiv.org/abs/2406.00488.
@@ -56,7 +56,7 @@ class FedMRLHyper(NamedTuple):
     """Floats of FedMRL; traced.
 
     Attributes:
-      learning_rate: of all three parts.
+      learning_rate: of the own network, the small model and the projector.
       own_weight: of the loss of the party's own head.
       shared_weight: of the loss of the shared head.
     """
@@ -76,24 +76,24 @@ def fed_mrl(
     name: str = "fed_mrl",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """Parties train their own network, a copy of a small shared one, and a projector of both embeddings.
+    """Parties train their own network, a copy of a small shared model, and a projector of embeddings.
 
-    The projector maps the two embeddings, joined, to one of the own network's width. The own head reads
-    all of it and the shared head its first entries, like a matryoshka doll. The loss is the weighted sum
-    of both heads' cross-entropies. Small models alone travel, and the server averages them. A party
-    predicts by its own head, over the newest small model. Projectors start from the same values; this
-    and the own head's prediction are as in the authors' code. Optimizers are fresh in every round. (In
-    the authors' code those of the small model and the projector last, over all parties, and gradients
-    are clipped at norm 50.)
+    The projector maps the two concatenated embeddings to one of the own network's width. The own head
+    reads all of it and the shared head its first entries, like a matryoshka doll. The loss is the
+    weighted sum of both heads' cross-entropies. Only small models are sent, and the server averages
+    them. A party predicts with its own head and the newest small model. All projectors start from the
+    same values. Both are as in the authors' code. Optimizers are fresh in every round. (In the authors'
+    code those of the small model and the projector continue, shared by all parties, and gradients are
+    clipped at norm 50.)
 
     Args:
       groups: architecture -> its parties, networks of `headed` with embeddings of one width.
       small: the shared model of `headed`, whose embedding is at most as wide.
-      training: of the three parts, on the same batches.
+      training: of own network, small model and projector, on the same batches.
       hyper: learning rate and the weights of both losses.
-      weighted: whether small models count by parties' numbers of examples, as in the paper.
+      weighted: whether small models are weighted by parties' numbers of examples, as in the paper.
       execution, name: as in `fed_md`.
-      reduce: how the mean is made of what parties send; a weighted mean where not given.
+      reduce: how small models are averaged; by default their weighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -124,8 +124,8 @@ def fed_mrl(
         def update(
             model: Model, shared: Variables, party: FedMRLParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            # The party takes the small model; its own network, the small one and the projector learn
-            # from both heads' losses.
+            # The party downloads the small model. Its own network, the small model and the projector
+            # learn from both heads' losses.
             trained = train_client(
                 model,
                 training,
@@ -168,9 +168,9 @@ def fed_mrl(
 
 
 def matryoshka(own: Model, small: Model, small_width: int) -> Model:
-    """A party's networks and projector as one model, which predicts by the own head.
+    """A party's networks and projector as one model, which predicts with the own head.
 
-    Its outputs are LayerOutputs: the own head's logits, and as `hidden` the shared head's logits and the
+    Its outputs are LayerOutputs with the own head's logits. `hidden` is the shared head's logits and the
     fused embedding.
     """
     both = joint_model({OWN: own, SHARED: small}, own.loss)
@@ -178,7 +178,7 @@ def matryoshka(own: Model, small: Model, small_width: int) -> Model:
     def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[LayerOutputs, PyTree]:
         params = variables.params
         outputs, mutable = both.apply(variables, batch, **arguments)
-        # The small network's embedding comes first, so that its own entries do.
+        # The small model's embedding comes first, and its head reads the first entries.
         joined = jnp.concatenate([embedding_of(outputs[part]) for part in (SHARED, OWN)], axis=-1)
         embedding = apply_head(params[PROJECTOR], joined)
         logits = apply_head(params[OWN][HEAD], embedding)
@@ -189,7 +189,7 @@ def matryoshka(own: Model, small: Model, small_width: int) -> Model:
 
 
 def matryoshka_loss(own: Any, small: Any, hyper: FedMRLHyper) -> Any:
-    """The weighted sum of both heads' losses per example, of the outputs of `matryoshka`."""
+    """The weighted sum of both heads' losses per example, for the outputs of `matryoshka`."""
 
     def loss(outputs: LayerOutputs, batch: Batch) -> jax.Array:
         of_shared = LayerOutputs(outputs.hidden[0], outputs.hidden[1:])
@@ -215,7 +215,7 @@ def _repeated(tree: PyTree, count: int) -> PyTree:
 
 
 def _check_widths(groups: Mapping[str, PartyGroup], small: Model) -> tuple[int, int]:
-    """(the width of parties' embeddings, that of the small model's)."""
+    """(width of the parties' embeddings, width of the small model's embedding)."""
     models = {architecture: group.model for architecture, group in groups.items()}
     own_width, classes = check_heads("groups", models)
     small_width, small_classes = check_heads("small", {SHARED: small})

@@ -1,4 +1,4 @@
-"""FedProto: parties exchange mean embeddings per class, and are drawn to the means of all.
+"""FedProto: parties exchange mean embeddings per class, and pull their embeddings towards global means.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022,
 https://arxiv.org/abs/2105.00243.
@@ -85,27 +85,28 @@ def fed_proto(
     name: str = "fed_proto",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """Local training whose embeddings are drawn, class by class, to the mean embeddings of all parties.
+    """Local training that pulls embeddings towards the mean embedding of all parties for their class.
 
-    The loss is CE + lambda MSE(embedding, the global prototype of the example's label), without the
-    second term for labels that have none, as all have in the first round. Prototypes are taken after
-    local training, in inference mode. The authors' code takes them while training goes on, and means
-    them over parties with equal weights. The paper weighs by examples, divides once more by the
-    number of parties, and measures the distance of a party's prototypes (not verified); here each
-    example's is measured, as in the code.
+    The loss is CE + lambda MSE(embedding, the global prototype of the example's label). The second term
+    is left out for labels without a prototype, so for all labels in the first round. Prototypes are
+    computed after local training, in inference mode. The authors' code computes them during training and
+    averages them over parties with equal weights. The paper weights by examples, divides once more by
+    the number of parties, and uses the distance of a party's prototypes (not verified). Here the
+    distance of each example's embedding is used, as in the code.
 
     Args:
       groups: architecture -> its parties, of `headed` models with embeddings of one width.
       num_classes: labels, and outputs of every model.
-      training: on private examples. The default is the authors' code's, which drops an incomplete batch.
+      training: on private examples. The default is from the authors' code, which drops the last batch
+        if it is incomplete.
       weighting: how a class's prototypes are averaged: by 'examples' of the class, or over the
         'parties' that have it, as in the authors' code.
-      predict_by: what is evaluated: a party's 'head', or the nearest global 'prototype'. The authors'
+      predict_by: a party predicts with its 'head', or with the nearest global 'prototype'. The authors'
         code reports both.
       hyper: learning rate and lambda.
-      inference_batch_size: examples per step while prototypes are taken.
+      inference_batch_size: examples per step when prototypes are computed.
       execution, name: as in `fed_md`.
-      reduce: how what parties send is summed; `sums` where not given. It must give sums.
+      reduce: how the parties' messages are summed; by default `sums`. It must return sums.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -134,12 +135,12 @@ def fed_proto(
             data: ClientData,
             key: jax.Array,
         ) -> PartyResult:
-            # LocalUpdate of Algorithm 1: the loss of labels, and lambda times the distance.
+            # Algorithm 1, LocalUpdate: the loss of labels, plus lambda times the distance.
             loss = pulled(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )
-            # It returns the party's prototypes, the mean embeddings of its classes.
+            # LocalUpdate returns the party's prototypes, the mean embeddings of its classes.
             own = class_sums(
                 model, trained.variables, data, num_classes, training, inference_batch_size
             )
@@ -150,7 +151,7 @@ def fed_proto(
         result = run_parties(
             groups, update, state.prototypes, state.models, round, key, execution, reduce
         )
-        # The server's line of Algorithm 1: global prototypes are means over parties.
+        # Algorithm 1, the server: global prototypes are means over parties.
         prototypes = prototypes_of(result.aggregate.pseudo_gradient)
         return FedProtoState(result.states, prototypes), client_states, result.metrics
 
@@ -170,7 +171,7 @@ def fed_proto(
 
 
 def sent(own: ClassSums, weighting: str) -> ClassSums:
-    """What a party adds to the sums: its own, or its prototypes where every party counts as one."""
+    """A party's message: its sums, or its prototypes if all parties have equal weights."""
     if weighting == BY_EXAMPLES:
         return own
     prototypes = prototypes_of(own)

@@ -1,4 +1,4 @@
-"""FedTGP: as FedProto, with global prototypes that the server trains to stand apart.
+"""FedTGP: FedProto with global prototypes that the server trains to be separated by a margin.
 
 Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
 Data and Model Heterogeneity in Federated Learning", AAAI 2024, https://arxiv.org/abs/2401.03230.
@@ -60,7 +60,7 @@ LARGEST, NEAREST = MARGINS = ("largest", "nearest")
 
 
 class FedTGPState(NamedTuple):
-    """Parties' models by architecture, leaves [group, ...]; the server's network; its prototypes."""
+    """Parties' models by architecture, leaves [group, ...], the server's network and its prototypes."""
 
     models: dict[str, Variables]
     generator: PyTree
@@ -74,7 +74,7 @@ class FedTGPHyper(NamedTuple):
       learning_rate: of local training.
       weight: lambda, of the distance to the prototypes.
       server_learning_rate: of the server's network.
-      margin_threshold: tau, the most that the margin becomes.
+      margin_threshold: tau, the largest margin.
     """
 
     learning_rate: Any = 0.01
@@ -95,15 +95,16 @@ def fed_tgp(
     execution: Execution = Execution(),
     name: str = "fed_tgp",
 ) -> FederatedAlgorithm:
-    """Parties are drawn to prototypes that the server's network makes; it learns from theirs.
+    """Local training pulls embeddings towards prototypes that the server's network generates.
 
-    A party's loss is CE + lambda MSE(embedding, the global prototype of the example's label); in the
-    first round CE alone. It sends its mean embeddings, taken afterwards in inference mode. The server
-    makes its prototypes from a vector per class, by two layers with a ReLU between. They learn that each
-    party's prototype be nearest to its class's, by a margin: cross-entropy of minus the distances, to
-    whose right one delta is added. delta is min(a distance between classes' mean prototypes, tau). The
-    server makes prototypes of all classes, also of those that nobody has. Optimizers are fresh in every
-    round. The paper's sums over prototypes are means over batches here, as in the authors' code.
+    A party's loss is CE + lambda MSE(embedding, the global prototype of the example's label), and CE
+    alone in the first round. After training it sends its mean embedding of each class, in inference
+    mode. The server's network generates the global prototypes from one vector per class, with two layers
+    and a ReLU between them. It is trained so that each party's prototype is nearest to the global one of
+    its class, by a margin delta. The loss is the cross-entropy of minus the distances, where delta is
+    added to the true class's distance. delta is min(a distance between classes' mean prototypes, tau).
+    All classes get prototypes, also those that no party has. Optimizers are fresh in every round. The
+    paper's sums over prototypes are means over batches here, as in the authors' code.
 
     Args:
       groups: architecture -> its parties, of `headed` models with embeddings of one width.
@@ -112,10 +113,10 @@ def fed_tgp(
       server_training: of the server's network on parties' prototypes.
       margin: which distance between classes: the 'largest' of all, the equation on the authors' slides,
         or the largest that a class has to its 'nearest' class, as in their code.
-      predict_by: what is evaluated: a party's 'head', or the nearest global 'prototype', as in the
+      predict_by: a party predicts with its 'head', or with the nearest global 'prototype', as in the
         authors' code.
       hyper: learning rates, lambda and tau.
-      inference_batch_size: examples per step while prototypes are taken.
+      inference_batch_size: examples per step when prototypes are computed.
       execution, name: as in `fed_md`.
 
     Raises:
@@ -147,7 +148,7 @@ def fed_tgp(
             data: ClientData,
             key: jax.Array,
         ) -> PartyResult:
-            # A client's loss: that of labels, and lambda times the distance to global prototypes.
+            # A client's loss: that of labels, plus lambda times the distance to global prototypes.
             loss = pulled(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
@@ -195,7 +196,7 @@ def fed_tgp(
 
 
 def margin_between(prototypes: Prototypes, margin: str) -> jax.Array:
-    """A distance between the mean prototypes of two classes, a scalar; 0 with fewer than two classes.
+    """The distance between classes' mean prototypes, a scalar; 0 if there are fewer than two classes.
 
     Args:
       prototypes: of all parties, [parties, classes, ...].
@@ -213,7 +214,7 @@ def margin_between(prototypes: Prototypes, margin: str) -> jax.Array:
 
 
 def contrastive_loss(distances: jax.Array, labels: jax.Array, margin: jax.Array) -> jax.Array:
-    """Cross-entropy [batch] of minus the distances [batch, classes], the right one's plus the margin."""
+    """Cross-entropy [batch] with logits -(distance + margin for the true class), [batch, classes]."""
     right = jax.nn.one_hot(labels, distances.shape[-1], dtype=distances.dtype)
     logits = -(distances + margin * right)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -222,8 +223,8 @@ def contrastive_loss(distances: jax.Array, labels: jax.Array, margin: jax.Array)
 def generator_of(num_classes: int, width: int) -> Model:
     """The server's network as a model: a batch's `embedding` -> distances to all global prototypes.
 
-    Its parameters are a vector per class, from a normal distribution, and two layers of the
-    embeddings' width; `generated` makes prototypes of them.
+    Its parameters are a vector per class, drawn from a normal distribution, and two layers of the
+    embeddings' width; `generated` computes prototypes from them.
     """
 
     def init(key: jax.Array) -> Variables:
@@ -250,7 +251,7 @@ def generated(generator: PyTree) -> jax.Array:
 
 
 def euclidean(ones: jax.Array, others: jax.Array) -> jax.Array:
-    """Distances [ones, others] of vectors; the gradient is 0 where a distance is."""
+    """Distances [ones, others] of vectors; where a distance is 0, its gradient is 0 too."""
     squared = jnp.sum((ones[:, None] - others) ** 2, axis=-1)
     is_zero = squared == 0
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squared)))

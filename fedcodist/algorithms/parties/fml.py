@@ -1,4 +1,4 @@
-"""FML: each party's own model and its copy of a shared one teach each other.
+"""FML: each party's own model and its copy of a shared model teach each other.
 
 Shen et al., "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765.
 """
@@ -38,7 +38,7 @@ MEME, OWN = "meme", "own"
 
 
 class FMLState(NamedTuple):
-    """Every party's own model by architecture, leaves [group, ...], and the shared one."""
+    """Parties' own models by architecture, leaves [group, ...], and the shared model, the meme."""
 
     models: dict[str, Variables]
     meme: Variables
@@ -49,8 +49,8 @@ class FMLHyper(NamedTuple):
 
     Attributes:
       learning_rate: of both models.
-      own_weight: alpha, of the labels in a party's own model's loss.
-      meme_weight: beta, of the labels in the shared one's.
+      own_weight: alpha, of the labels in the loss of a party's own model.
+      meme_weight: beta, of the labels in the loss of the meme.
     """
 
     learning_rate: Any = 0.01
@@ -72,20 +72,20 @@ def fml(
     name: str = "fml",
     reduce: Reduce | None = None,
 ) -> FederatedAlgorithm:
-    """Parties fork the shared "meme" model; it and their own learn together; memes are averaged.
+    """Each party trains its own model together with a copy of the shared "meme"; memes are averaged.
 
     The own model's loss is alpha CE + (1 - alpha) KL(meme || own). The meme's loss is
     beta CE + (1 - beta) KL(own || meme). Targets get no gradient. Optimizers are fresh in every round.
-    The server takes the plain mean of parameters and mutable state.
+    The server computes the unweighted mean of the memes' parameters and mutable state.
 
     Args:
       groups: architecture -> its parties.
       meme: the shared model.
-      training: of both models, on the same batches. The default is the authors' code's, whose learning
-        rate also falls every ten rounds.
+      training: of both models, on the same batches. The default is from the authors' code, in which the
+        learning rate also falls every ten rounds.
       hyper: learning rate, alpha and beta.
       execution, name: as in `fed_md`.
-      reduce: how the mean is made of what parties send; a plain mean where not given.
+      reduce: how memes are averaged; by default the unweighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -105,8 +105,8 @@ def fml(
         def update(
             model: Model, shared: Variables, own: Variables, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            # Fork: the party's copy of the meme is what it receives. Then both models learn, L_local
-            # and L_meme, on the same batches.
+            # Fork: the party's copy of the meme is the received one. Then both models minimise L_local
+            # and L_meme on the same batches.
             trained = train_client(
                 both(model, meme),
                 training,
@@ -129,7 +129,7 @@ def fml(
         result = run_parties(
             groups, update, state.meme, state.models, round, key, execution, reduce
         )
-        # Merge: the new meme is the plain mean of the parties' memes.
+        # Merge: the new meme is the unweighted mean of the parties' memes.
         mean = jax.tree.map(as_stored, result.aggregate.pseudo_gradient, state.meme)
         return FMLState(result.states, mean), client_states, result.metrics
 
@@ -147,15 +147,15 @@ def fml(
 
 
 def both(own: Model, meme: Model) -> Model:
-    """The two models as one, whose outputs are {'own': outputs, 'meme': outputs}.
+    """The joint model of both, whose outputs are {'own': outputs, 'meme': outputs}.
 
-    Its loss is the sum of both models'. Neither gets a gradient of the other's.
+    Its loss is the sum of both models' losses. Neither model gets a gradient of the other's loss.
     """
     return joint_model({OWN: own, MEME: meme}, mutual_loss(own, meme, 1.0, 1.0))
 
 
 def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> Any:
-    """The loss of both models per example: labels by their weights, each other by what is left."""
+    """The sum of both models' losses per example; KL terms have the weights 1 - alpha and 1 - beta."""
     divergence = kl_divergence("forward")
 
     def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Who has which architecture: groups of parties, what is checked of them, and the parties' names."""
+"""Groups of parties with the same architecture: their checks, and the parties' names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ class PartyGroup(NamedTuple):
 
     Attributes:
       model: the architecture.
-      clients: int [group], the parties' indices in the federated data. Groups do not overlap; clients
-        of none take no part.
+      clients: int [group], the parties' indices in the federated data. Groups do not overlap. Clients
+        that are in no group do not take part.
     """
 
     model: Model
@@ -28,11 +28,11 @@ class PartyGroup(NamedTuple):
 def check_groups(
     groups: Mapping[str, PartyGroup], others: Sequence[str] = ()
 ) -> dict[str, PartyGroup]:
-    """Returns the groups with sorted clients, or raises one line that names what is wrong.
+    """Returns the groups with sorted clients; raises ValueError or TypeError that names `groups`.
 
     Args:
       groups: architecture -> its parties.
-      others: names of the method's models that are no party's.
+      others: names of the method's models that belong to no party.
     """
     if not groups:
         raise ValueError("groups must hold at least one architecture, got none.")
@@ -62,7 +62,7 @@ def check_groups(
 
 
 def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
-    """Returns how many clients there are, or raises one line unless groups have 0 to that less one."""
+    """Returns the number n of clients; raises ValueError unless the groups have clients 0 to n - 1."""
     count = num_clients(groups)
     given = sum(len(group.clients) for group in groups.values())
     if given != count:
@@ -75,12 +75,12 @@ def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
 def check_widths(
     groups: Mapping[str, PartyGroup], num_classes: int, argument: str = "num_classes"
 ) -> None:
-    """Raises one line unless every model has an output for each class of the joint label space.
+    """Raises ValueError unless every model has an output for each class of the joint label space.
 
     Args:
-      groups: whose models.
-      num_classes: how many classes there are.
-      argument: what tells it, for the message.
+      groups: architecture -> its parties.
+      num_classes: the number of classes.
+      argument: the name of the argument that gives this number, for the message.
     """
     check_integer(argument, num_classes, low=1)
     widths = {name: group.model.num_classes for name, group in groups.items()}
@@ -92,7 +92,7 @@ def check_widths(
 
 
 def party_names(groups: Mapping[str, PartyGroup]) -> dict[str, tuple[str, ...]]:
-    """Names of each architecture's parties: its own where it has one, else with the client's index."""
+    """Architecture -> names of its parties: `<name>` for a single party, else `<name>_<client>`."""
     return {
         name: (name,) if len(group.clients) == 1 else tuple(f"{name}_{c}" for c in group.clients)
         for name, group in groups.items()
@@ -102,7 +102,7 @@ def party_names(groups: Mapping[str, PartyGroup]) -> dict[str, tuple[str, ...]]:
 def same_for_all(
     groups: Mapping[str, PartyGroup], communication: Communication
 ) -> dict[str, Communication]:
-    """An algorithm's `communication` where every party's is the same."""
+    """An algorithm's `communication` if it is the same for every party."""
     return {name: communication for names in party_names(groups).values() for name in names}
 
 

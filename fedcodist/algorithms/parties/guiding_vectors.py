@@ -1,4 +1,4 @@
-"""Guiding vectors, one per label, and what FedL2G learns of them on examples that a party holds out."""
+"""FedL2G's guiding vectors, one per label: the guided loss, and gradients for them on held-out data."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class LabelSlopes(NamedTuple):
-    """Gradients of vectors [labels, width], and whether there is one [labels]; or sums of both."""
+    """Gradients for the vectors [labels, width], and which labels have one [labels]; or sums of both."""
 
     slopes: jax.Array
     has_label: jax.Array
@@ -28,12 +28,12 @@ class LabelSlopes(NamedTuple):
 def study_and_quiz(
     data: ClientData, quiz_size: int, key: jax.Array
 ) -> tuple[ClientData, ClientData]:
-    """A party's examples in two parts by a random order: (study, quiz), at most half of them quiz."""
+    """Splits a party's examples at random into (study, quiz); at most half of them are quiz examples."""
     held_out = jnp.minimum(quiz_size, data.size // 2)
     order = data.start + permuted_positions(key, jnp.arange(data.capacity), data.size)
     columns = lambda rows: {name: column[rows] for name, column in data.columns.items()}
     places = jnp.minimum(held_out + jnp.arange(data.capacity), data.capacity - 1)
-    # Where all parties have as many examples, the bound is everybody's size.
+    # Without ragged sizes the bound is the size of every party.
     bound = data.bound if data.ragged else jnp.maximum(data.bound - held_out, 0)
     study = dataclasses.replace(
         data,
@@ -77,10 +77,10 @@ def guiding_gradients(
     learning_rate: Any,
     key: jax.Array,
 ) -> LabelSlopes:
-    """The gradient by the vectors of the loss on the quiz set after one guided step on a study batch.
+    """The gradient, with respect to the vectors, of the quiz loss after one guided study step.
 
-    With u the quiz loss's gradient after the step, it is that of -rate <u, the study loss's gradient>:
-    the vectors come in by that alone.
+    With u the quiz loss's gradient after the step, this is the gradient of -rate <u, g>. The study
+    loss's gradient g is the only term that depends on the vectors.
     """
     studied, study_mask = _all_of(study, training, keys.derive(key, "study_input"))
     asked, quiz_mask = _all_of(quiz, training, keys.derive(key, "quiz_input"))

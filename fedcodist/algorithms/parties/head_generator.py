@@ -1,4 +1,4 @@
-"""FedGen's use of its generator: drawing, the loss that heads have on it, and its own training."""
+"""FedGen's generator: draws, the loss of heads on generated embeddings, and the generator's training."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ class Generator(NamedTuple):
 
     Attributes:
       noise, hidden: widths of its noise and of its hidden layer.
-      steps, batch_size: of its training.
-      optimizer: learning rate -> optax optimizer; its state goes on over rounds.
-      generated: embeddings in a step of local training; as many as the batch has where not given.
+      steps, batch_size: of its training in a round.
+      optimizer: learning rate -> optax optimizer; its state continues over rounds.
+      generated: generated embeddings per step of local training; None: as many as the batch size.
     """
 
     noise: int = 32
@@ -45,7 +45,7 @@ def check_generator(generator: Generator) -> None:
 
 
 def init_generator(settings: Generator, width: int, classes: int, key: jax.Array) -> PyTree:
-    """The generator's first parameters."""
+    """The generator's initial parameters."""
     network = EmbeddingGenerator(classes, settings.hidden, width)
     labels, noise = jnp.zeros(1, jnp.int32), jnp.zeros((1, settings.noise))
     return network.init(key, labels, noise)["params"]
@@ -54,7 +54,7 @@ def init_generator(settings: Generator, width: int, classes: int, key: jax.Array
 def drawn(
     key: jax.Array, label_shares: jax.Array, count: int, noise: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Labels [count] of the given shares, and standard normal noise [count, noise]."""
+    """Labels [count] drawn with the given shares, and standard normal noise [count, noise]."""
     labels = jax.random.categorical(
         keys.derive(key, "labels"), jnp.log(label_shares), shape=(count,)
     )
@@ -92,7 +92,7 @@ def generated_loss(
 
 
 def with_generated_loss(model: Model, loss: Callable[[PyTree, jax.Array], jax.Array]) -> Model:
-    """The model, whose outputs in training are (its own, the loss of its head on generated embeddings).
+    """The model with training outputs (its own, the loss of its head on generated embeddings).
 
     Args:
       model: with a head, as `headed` makes it.

@@ -1,4 +1,4 @@
-"""KT-pFL's knowledge coefficients: whose soft predictions a party learns, trained by the server."""
+"""KT-pFL's knowledge coefficients: the weights of parties' soft predictions, trained by the server."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ class Coefficients(NamedTuple):
     """How the server trains the knowledge coefficients.
 
     Attributes:
-      loss: how far a party's own predictions are from its mixture: 'kl', or 'mse' as in the authors'
+      loss: the distance of a party's own predictions from its mixture: 'kl', or 'mse' as in the authors'
         code. See `updated_coefficients`.
-      rows: how rows become weights after a step: 'simplex', the nearest weights, or 'softmax', as in the
-        authors' code.
-      first: whether the step comes before the round's mixtures, as in the authors' code, or after.
+      rows: how rows become weights after a step: 'simplex', the projection onto the simplex, or
+        'softmax', as in the authors' code.
+      first: whether the step comes before the round's mixtures, as in the authors' code, or after them.
     """
 
     loss: str = "kl"
@@ -38,11 +38,10 @@ def updated_coefficients(
     settings: Coefficients,
     hyper: Any,
 ) -> jax.Array:
-    """One gradient step on the knowledge coefficients, and rows that are weights again.
+    """The knowledge coefficients after one gradient step; rows are turned into weights again.
 
     With 'kl' the objective is sum_n N_n/N KL(mixture_n || s_n) + rho ||c - 1/parties||^2. With 'mse' it
-    is the sum over parties of means of squared differences: of mixture_n and s_n, and, times rho, of
-    c_n and equal weights.
+    is sum_n MSE(mixture_n, s_n) + rho MSE(c_n, equal weights).
 
     Args:
       coefficients: c, [parties, parties].

@@ -1,4 +1,4 @@
-"""KT-pFL: every party learns a mixture of its own of all soft predictions; its weights are trained.
+"""KT-pFL: each party learns its own mixture of all parties' soft predictions, with trained weights.
 
 Zhang, Guo, Ma, Wang, Xu and Wu, "Parameterized Knowledge Transfer for Personalized Federated Learning",
 NeurIPS 2021, https://arxiv.org/abs/2111.02862.
@@ -60,7 +60,7 @@ class KTpFLState(NamedTuple):
     """Parties' models by architecture, leaves [group, ...], and the knowledge coefficients.
 
     Row n of `coefficients` [parties, parties] has the weights of all parties, in the order of clients,
-    in what party n learns.
+    in party n's mixture.
     """
 
     models: dict[str, Variables]
@@ -73,9 +73,9 @@ class KTpFLHyper(NamedTuple):
     Attributes:
       learning_rate, distillation_learning_rate: of private and of open examples.
       coefficient_rate: of the server's gradient step on the knowledge coefficients.
-      uniform_weight: rho, which draws coefficients to equal ones.
-      temperature: T of soft predictions, sent and learned.
-      sharpness: factor before the softmax of `rows='softmax'`; no part in 'simplex'.
+      uniform_weight: rho, which pulls coefficients towards equal weights.
+      temperature: T of soft predictions, for sending and for training.
+      sharpness: factor before the softmax of `rows='softmax'`; not used by 'simplex'.
     """
 
     learning_rate: Any = 0.02
@@ -96,17 +96,17 @@ def kt_pfl(
     execution: Execution = Execution(),
     name: str = "kt_pfl",
 ) -> FederatedAlgorithm:
-    """A round: local training; soft predictions; each party's own mixture of them; all learn theirs.
+    """In a round parties train locally and send soft predictions, and each learns its mixture of them.
 
-    The mixture of party n is sum_m c_nm softmax(z_m / T), with knowledge coefficients c, which all are
-    1/N before the first round. A party minimises KL(mixture || softmax(z / T)), without a factor T^2.
-    The server takes one gradient step on c in every round, on the predictions that parties sent in it.
-    Optimizers are fresh in every round.
+    The mixture of party n is sum_m c_nm softmax(z_m / T), with knowledge coefficients c, which are all
+    1/N before the first round. A party minimises KL(mixture || softmax(z / T)), without a factor T^2. In
+    every round the server takes one gradient step on c, on the predictions of this round. Optimizers are
+    fresh in every round.
 
-    The paper's text was not at hand: order, loss and step are not verified. The authors' code differs
-    in this: `Coefficients('mse', 'softmax', first=True)`; its step size adapts to the gradient by
-    powers of 5, which is not here; its epochs of local training grow from 1 to 10 over rounds; its
-    distillation loss is divided by the number of classes; its models are judged after local training.
+    We did not have the paper's text: order, loss and step are not verified. The authors' code differs:
+    it uses `Coefficients('mse', 'softmax', first=True)`; it adapts the step size to the gradient by
+    powers of 5, which is not offered; its epochs of local training grow from 1 to 10 over rounds; it
+    divides the distillation loss by the number of classes; it evaluates models after local training.
 
     Args:
       groups: architecture -> its parties.
@@ -178,7 +178,7 @@ def kt_pfl(
         stepped = updated_coefficients(state.coefficients, predictions, sizes, coefficients, hyper)
         used = stepped if coefficients.first else state.coefficients
         mixtures = by_architecture(groups, jnp.tensordot(used, predictions, axes=1))
-        # Every party downloads its mixture and learns it.
+        # Every party downloads its mixture and learns from it.
         pairs = {name: (models, mixtures[name]) for name, models in trained.states.items()}
         taught = run(learn, pairs, "distillation")
         metrics = trained.metrics | taught.metrics | _shown(groups, used)
@@ -198,7 +198,7 @@ def kt_pfl(
 
 
 def _shown(groups: Mapping[str, PartyGroup], coefficients: jax.Array) -> dict[str, jax.Array]:
-    """Every party's row, as a metric."""
+    """Every party's row of the coefficients, as a metric."""
     rows = by_architecture(groups, coefficients)
     return {
         f"{party}/coefficients": rows[name][index]

@@ -56,20 +56,21 @@ def lg_fed_avg(
 ) -> FederatedAlgorithm:
     """Local training of whole networks, then FedAvg of their heads alone.
 
-    What lies before the head, the local representation, never leaves a party, and may be of any
-    architecture. All parties begin with one head, and end each round with the mean of their heads.
+    The layers before the head, the local representation, never leave a party and may have any
+    architecture. All parties start with the same head, and end each round with the mean of their heads.
 
     The paper's global model may have several layers, and one representation per modality. Here it is the
-    linear head, as in HtFLlib. The authors' code starts from networks trained by FedAvg, takes a plain
-    mean (`weighted=False`), and also reports the best models of all rounds. Here nothing is picked.
+    linear head, as in HtFLlib. The authors' code starts from networks trained by FedAvg, uses an
+    unweighted mean (`weighted=False`), and also reports the best models of all rounds. Here only the
+    last models are evaluated.
 
     Args:
       groups: architecture -> its parties, with models made by `headed` whose heads have one shape.
       training: of the whole network, on private examples.
-      weighted: whether parties count in the mean by their numbers of examples, or all alike.
+      weighted: whether the mean is weighted by parties' numbers of examples, or unweighted.
       hyper: the learning rate.
       execution, name: as in `fed_md`.
-      reduce: how the mean is made of what parties send; a weighted mean where not given.
+      reduce: how heads are averaged; by default their weighted mean.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -86,7 +87,7 @@ def lg_fed_avg(
         def update(
             model: Model, message: None, variables: Variables, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            # Each device trains its local and its copy of the global parameters together.
+            # Each device trains its local parameters and its copy of the global ones together.
             trained = train_client(model, training, variables, data, key, hyper.learning_rate)
             metrics = training_metrics(trained)
             # Only the global parameters are sent.
@@ -97,7 +98,7 @@ def lg_fed_avg(
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(groups, update, None, state, round, key, execution, reduce)
         # The server averages the global parameters, by numbers of examples: sum of N_m / N theta_m.
-        # Every device goes on with the mean and with local parameters of its own.
+        # Every device continues with the mean and its own local parameters.
         models = with_same_head(result.states, result.aggregate.pseudo_gradient)
         return models, client_states, result.metrics
 

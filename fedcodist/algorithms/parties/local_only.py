@@ -1,4 +1,4 @@
-"""Every party for itself: no collaboration. What FedMD starts from, and what it is compared with."""
+"""Local training without collaboration: the baseline of methods of parties, and FedMD's pre-training."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -31,14 +31,14 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.validation import VALIDATION, validation_indices
 
 PyTree = Any
-# Batches are drawn by the method's name. Names have changed; draws have not, so that runs recorded
-# before give the same numbers.
+# Keys are derived from the method's name. These are the names before they were changed, so that recorded
+# runs can still be reproduced.
 _STREAMS = {"local_only": "isolated", "centralised": "pooled"}
-SHARED = "shared"  # the data set on which all parties train, where they do not train on their own
+SHARED = "shared"  # the data set on which all parties train if they do not use their own examples
 
 
 class LocalOnlyParty(NamedTuple):
-    """A party's model and its optimizer; for early stopping its best accuracy, and rounds since then."""
+    """A party's model and optimizer state; for early stopping, its best accuracy and rounds since it."""
 
     variables: Variables
     optimizer_state: PyTree
@@ -62,17 +62,18 @@ def local_only(
     execution: Execution = Execution(),
     name: str = "local_only",
 ) -> FederatedAlgorithm:
-    """Each party trains its own model; optimizers go on over the rounds.
+    """Each party trains its own model; optimizers continue over rounds.
 
-    A round is `training.epochs` passes over a party's private examples, or over the data set `shared`:
-    public examples (FedMD's pre-training), or the union of all parties' (the bound that a collaboration
-    could reach). `local_only_steps` is the same by steps, and `centralised` its bound.
+    A round is `training.epochs` passes over a party's private examples, or over the data set `shared`.
+    This may be public examples (FedMD's pre-training), or the union of all parties' examples (an upper
+    bound for collaboration). `local_only_steps` is the same but counts steps; its upper bound is
+    `centralised`.
 
     Args:
       groups: architecture -> its parties.
       training: optimizer, batch size, epochs per round, preprocessing.
-      num_shared: number of examples of `shared`; where not given each party has its own examples.
-      patience: early stopping; none where not given. The algorithm's name says so.
+      num_shared: number of examples of `shared`; None: each party trains on its own examples.
+      patience: early stopping, which the algorithm's name then mentions; None: no early stopping.
       gradient_hook: (gradient, params) -> gradient, such as a penalty's.
       hyper: the learning rate.
       execution: how parties of one architecture are executed.
@@ -153,7 +154,7 @@ def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str,
         first = functools.partial(lasting_state, "training.optimizer", training.optimizer)
         optimizer_state = jax.vmap(first)(variables.params)
         count = jax.tree.leaves(variables.params)[0].shape[0]
-        # Of the type that a round leaves: another one would be compiled for.
+        # The dtype that a round returns; with another one the round would compile twice.
         best = jnp.full(count, -jnp.inf, jnp.float32)
         return LocalOnlyParty(variables, optimizer_state, best, jnp.zeros(count, jnp.int32))
 

@@ -1,4 +1,4 @@
-"""Public examples that parties answer: how many a round takes, which ones, and what they cost."""
+"""The public examples whose predictions parties exchange: how many and which per round, and bytes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class OpenExamples(NamedTuple):
 
     Attributes:
       num_public: number of examples of the data set `public`.
-      open_size: examples of a round, drawn anew. None takes all, and no indices are sent.
+      open_size: examples per round, drawn anew in each. None: all, and then no indices are sent.
       inference_batch_size: examples per step while probabilities are computed.
     """
 
@@ -51,7 +51,7 @@ def checked_size(open_examples: OpenExamples) -> int:
 def drawing(
     open_examples: OpenExamples,
 ) -> Callable[[jax.Array, jax.Array], dict[str, jax.Array]]:
-    """(round, key) -> which open examples the round has, int32 [1, size]."""
+    """(round, key) -> the indices of the round's open examples, int32 [1, size]."""
 
     def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         indices = jnp.arange(checked_size(open_examples))
@@ -69,7 +69,7 @@ def columns_of_round(public: Examples) -> dict[str, jax.Array]:
 
 
 def probabilities_communication(open_examples: OpenExamples, num_classes: int) -> Communication:
-    """Probabilities each way; the way down has the open examples' indices too."""
+    """Bytes of probabilities in both directions; downloads also have the open examples' indices."""
     count = checked_size(open_examples)
     floats = count * num_classes * np.dtype(np.float32).itemsize
     indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize

@@ -1,7 +1,7 @@
-"""Parties: clients who each own a model, which may be of any architecture. All take part always.
+"""Parties: clients who each own a model of any architecture. All parties take part in every round.
 
-Their models are in the algorithm's state, stacked by architecture: there they can be evaluated,
-exported and checkpointed like any model, and a first value may depend on seed and party.
+Their models are in the algorithm's state, stacked by architecture. There they can be evaluated, exported
+and checkpointed like any model, and initial values may depend on seed and party.
 """
 
 import functools
@@ -39,7 +39,7 @@ from fedcodist.core.padding_checks import of_clients
 PyTree = Any
 # (the party's model, message, its state, data, key) -> PartyResult
 PartyUpdate = Callable[[Model, PyTree, PyTree, ClientData, jax.Array], "PartyResult"]
-# What a round returns: (state, client states, metrics)
+# The results of a round: (state, client states, metrics)
 AfterRound = tuple[PyTree, PyTree, dict[str, jax.Array]]
 
 
@@ -47,15 +47,15 @@ class PartyResult(NamedTuple):
     """What one party returns.
 
     Attributes:
-      state: what the party has afterwards, its model and more.
+      state: the party's new state: its model, and more in some methods.
       metrics: dict of scalars; `party_metrics` makes those that every method has.
-      sends: pytree that is summed over parties, times `weight`. Nobody sees one party's alone. Where
-        each example has a weight of its own, it is the pair (weights * scores, weights), `weight` is 1,
-        and the method divides the two.
-      weight: scalar, of all that the party sends.
-      reports: pytree that is kept apart for each party, such as answers to its neighbours.
+      sends: pytree that is multiplied by `weight` and summed over parties; only the sum is used. If each
+        example has its own weight, it is the pair (weights * scores, weights), `weight` is 1, and the
+        method divides the two.
+      weight: scalar weight of `sends`.
+      reports: pytree that is not summed but kept for each party, such as predictions for neighbours.
 
-    Both `sends` and `reports` leave the party, so both count as bytes up.
+    The party sends both `sends` and `reports`, so both count as uploaded bytes.
     """
 
     state: PyTree
@@ -66,12 +66,12 @@ class PartyResult(NamedTuple):
 
 
 class PartiesResult(NamedTuple):
-    """What all parties leave.
+    """The results of all parties.
 
     Attributes:
-      aggregate: what `reduce` makes of all that they sent; a weighted mean's is in `pseudo_gradient`.
-      states: architecture -> what each party has afterwards, leaves [group, ...].
-      reports: architecture -> what each party reported, leaves [group, ...].
+      aggregate: the result of `reduce` on all `sends`; a weighted mean is in `pseudo_gradient`.
+      states: architecture -> the parties' new states, leaves [group, ...].
+      reports: architecture -> the parties' reports, leaves [group, ...].
       metrics: `<party>/<name>` -> scalar.
     """
 
@@ -93,15 +93,15 @@ def assemble(
     data_set_sizes: Mapping[str, int] = {},
     other_predictors: Mapping[str, Predictor] = {},
 ) -> FederatedAlgorithm:
-    """Makes an algorithm of parties, who take part in every round, and a round.
+    """Makes an algorithm of parties from a function of one round.
 
     Args:
-      name, hyper, init: as FederatedAlgorithm has them.
+      name, hyper, init: as in FederatedAlgorithm.
       groups: checked groups.
       round_: FederatedAlgorithm.round.
       variables: (state, architecture) -> its parties' models, leaves [group, ...].
       communication: party -> bytes of one round.
-      select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
+      select_examples: (round, key) -> data set -> indices of the round's examples of other data sets.
       data_set_sizes: data set -> examples that it must have.
       other_predictors: models that are no party's, such as a server's.
     """
@@ -123,11 +123,11 @@ def assemble(
 def party_metrics(
     variables: Variables, num_steps: Any, num_examples: Any, **others: jax.Array
 ) -> dict[str, jax.Array]:
-    """The metrics that every method of parties gives of a party's training.
+    """The metrics that every method of parties reports for a party's training.
 
     Args:
-      variables: after training; a run warns where they are not finite.
-      num_steps, num_examples: that it took and saw.
+      variables: after training; a run warns if they are not finite.
+      num_steps, num_examples: of the training.
       others: losses, by name.
     """
     return {
@@ -157,27 +157,27 @@ def run_parties(
 ) -> PartiesResult:
     """Runs `update` once for every party.
 
-    Parties of all architectures are dealt to devices together, since an architecture often has but
-    one. There is one reduction for all of them at the end.
+    Parties of all architectures are dealt to devices together, since an architecture often has only one
+    party. At the end there is one reduction for all of them.
 
     Args:
       groups: checked groups.
-      update: (model, message, state, data, key) -> PartyResult; pure. Where data.bound is 0 it should
-        take no time: that party belongs to another device.
-      message: what every party gets.
-      states: architecture -> what each party has, leaves [group, ...].
-      round: whose cohort has all parties in ascending order.
-      key: of this pass; each party's is derived from it and its index.
+      update: (model, message, state, data, key) -> PartyResult; pure. If data.bound is 0, the party
+        belongs to another device, and the update should take no time.
+      message: what every party downloads.
+      states: architecture -> the parties' states, leaves [group, ...].
+      round: its cohort has all parties in ascending order.
+      key: of this pass; each party's key is derived from it and the party's index.
       execution: as in `for_each_client`.
-      reduce: how what parties send is summed; their weighted mean where not given. It gets a
-        ClientResult whose `update` is what the party sends, and no mutable state. A mapping in the
-        `extra` of its Aggregate becomes metrics of all parties, such as `client_bytes_up`.
+      reduce: how `sends` are summed; by default their weighted mean. It gets a ClientResult with
+        `sends` as `update` and without mutable state. A mapping in the `extra` of its Aggregate becomes
+        metrics of all parties, such as `client_bytes_up`.
     """
     reduce = weighted_mean() if reduce is None else reduce
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
     here = _dealt_here(cohort.sizes, axis_name)
     everyone = all_clients(groups)
-    # Of parties of all architectures together. Every device adds all masks, which cancel there too.
+    # One set of masks for all architectures. Every device adds all masks, so they cancel on each device.
     mask = mask_of_round(reduce, cohort.clients, key)
     totals, kept, metrics = [], {}, {}
     for name, group in groups.items():
@@ -216,7 +216,7 @@ def run_parties(
         for metric, values in metrics_of_group.items()
         for index, party in enumerate(names[name])
     }
-    received = Variables(message, {})  # a Reduce knows messages by their model
+    received = Variables(message, {})  # a Reduce expects a message with `params` and `mutable`
     aggregate = reduce.finalize(total, received, keys.derive(key, "reduce"))
     if isinstance(aggregate.extra, Mapping):
         by_party |= {
@@ -234,7 +234,7 @@ def run_parties(
 
 
 def sums() -> Reduce:
-    """The weighted sum of what parties send, for methods that divide by a number of their own."""
+    """The weighted sum of `sends`, for methods that divide by a number of their own."""
 
     def prepare(result: ClientResult, key: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
@@ -247,7 +247,7 @@ def sums() -> Reduce:
 
 
 def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:
-    """The selection of a round in which all parties take part, and the examples read besides."""
+    """The selection of a round: all parties, and the given examples of other data sets."""
     return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(examples))
 
 
@@ -256,8 +256,8 @@ def init_models(
 ) -> dict[str, Variables]:
     """Every party's own initial model: architecture -> leaves [group, ...].
 
-    With `same_start` the parties of an architecture share the values of the first of them, so that
-    a mean of their models means something.
+    With `same_start` the parties of an architecture have the same initial values, those of the first of
+    them, so that averaging their models makes sense.
     """
 
     def stack(group: PartyGroup) -> Variables:
@@ -274,7 +274,7 @@ def party_predictors(
     """One predictor per architecture, whose members are its parties.
 
     Args:
-      groups: who owns what.
+      groups: architecture -> its parties.
       variables: (algorithm state, architecture) -> Variables, leaves [group, ...].
     """
     names = party_names(groups)
@@ -295,7 +295,7 @@ def _client_update(
     data: ClientData,
     key: jax.Array,
 ) -> ClientResult:
-    """A party's update as a client's, whose `extra` is whether the party is this device's."""
+    """A party's update as a ClientResult; `extra` says whether the party belongs to this device."""
     result = update(model, message, state, data, key)
     weight = jnp.asarray(result.weight, jnp.result_type(float))
     chex.assert_shape(weight, ())
@@ -304,13 +304,13 @@ def _client_update(
 
 
 def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTree:
-    """What is summed of a party; zeros where another device has it."""
+    """A party's part of the sum; zeros if the party belongs to another device."""
     prepared = reduce.prepare(result._replace(extra=None), key)
     return jax.tree.map(lambda leaf: jnp.where(result.extra, leaf, jnp.zeros_like(leaf)), prepared)
 
 
 def _dealt_here(sizes: jax.Array, axis_name: str | None) -> jax.Array:
-    """Whether each party is this device's, bool [parties]; as streamed examples are dealt."""
+    """Whether each party belongs to this device, bool [parties]; dealt like streamed examples."""
     if axis_name is None:
         return jnp.ones(len(sizes), bool)
     devices, device = this_device(axis_name)

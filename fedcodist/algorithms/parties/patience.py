@@ -1,4 +1,4 @@
-"""Parties that stop early, each when its own model no longer gains on validation data."""
+"""Early stopping for parties: each stops when its own model no longer improves on validation data."""
 
 from typing import Any, NamedTuple
 
@@ -20,15 +20,15 @@ PyTree = Any
 
 
 class Patience(NamedTuple):
-    """When a party stops, as Keras' early stopping does: it looks at validation data every round and
-    ends `patience` rounds after the last gain of more than `min_delta`. The last model stays.
+    """When a party stops. As in Keras' early stopping, it is validated in every round and stops
+    `patience` rounds after the last gain of more than `min_delta`. It keeps its last model.
 
     Attributes:
       data: the validation data.
-      patience: rounds without a gain that are allowed.
-      min_delta: accuracy, a share, that counts as a gain.
-      validated_on: what the data are, for the algorithm's name: where they are test data, the party's
-        test accuracy is too good.
+      patience: how many rounds without a gain are allowed.
+      min_delta: the smallest gain in accuracy (a share) that counts.
+      validated_on: a name of the data, for the algorithm's name. If they are the test data, the party's
+        test accuracy is biased upwards.
     """
 
     data: ValidationData
@@ -45,12 +45,13 @@ def check_patience(patience: Patience) -> None:
 
 
 def stopping_early(update: PartyUpdate, patience: Patience, examples: Examples) -> PartyUpdate:
-    """The update of a party whose state has `best`, its best accuracy, and `waited`, rounds since then.
+    """The update with early stopping.
 
-    A party that has stopped gets no examples, so it makes no step.
+    A party's state has its `best` accuracy, and `waited`, the number of rounds since then. A party that
+    has stopped gets no examples, so it takes no step.
 
     Args:
-      update: leaves `best` and `waited` as they are; its state has the model as `variables`.
+      update: does not change `best` and `waited`; its state has the model as `variables`.
       patience: when a party stops.
       examples: the validation data of the round.
     """

@@ -1,7 +1,7 @@
-"""Prototypes, the mean embeddings of classes: what FedProto, FedGH and FedTGP have in common.
+"""Prototypes, the mean embeddings of classes: shared by FedProto, FedGH and FedTGP.
 
-Parties have networks of their own, whose embeddings are of one width: those that `headed` makes. A party
-without examples of a class has no prototype of it.
+Parties have their own networks, made by `headed`, with embeddings of the same width. A party without
+examples of a class has no prototype of this class.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ HEAD_PREDICTS, PROTOTYPE_PREDICTS = PREDICT_BY = ("head", "prototype")
 
 
 class ClassSums(NamedTuple):
-    """Sums of embeddings per class [classes, width], and how many were added [classes].
+    """Sums of embeddings per class [classes, width], and numbers of examples [classes].
 
-    Those of several parties are added up: what results are sums again.
+    The sum of several parties' ClassSums is a ClassSums again.
     """
 
     totals: jax.Array
@@ -39,9 +39,9 @@ class ClassSums(NamedTuple):
 
 
 class Prototypes(NamedTuple):
-    """One vector per class [..., classes, width], and whether there is one, 1 or 0 [..., classes].
+    """One vector per class [..., classes, width], and whether the class has one, 1 or 0 [..., classes].
 
-    Where there is none the vector is 0.
+    The vector of a class without a prototype is 0.
     """
 
     vectors: jax.Array
@@ -64,7 +64,7 @@ def check_prototype_groups(groups: Mapping[str, PartyGroup], num_classes: int) -
       num_classes: labels, and outputs of every model.
 
     Raises:
-      ValueError: names the argument: a model without a head, or heads of several shapes.
+      ValueError: names the argument, if a model has no head or heads have several shapes.
     """
     width, _ = check_heads("groups", {name: group.model for name, group in groups.items()})
     check_widths(groups, num_classes)
@@ -83,17 +83,17 @@ def check_server_training(training: ServerTraining) -> None:
 
 
 def no_prototypes(num_classes: int, width: int) -> Prototypes:
-    """Those before the first round."""
+    """The prototypes before the first round: none."""
     return Prototypes(jnp.zeros((num_classes, width)), jnp.zeros(num_classes))
 
 
 def pulled(
     model: Model, prototypes: Prototypes, weight: Any, num_classes: int
 ) -> Callable[[Any, Batch], jax.Array]:
-    """The loss of a party who is drawn to prototypes, per example: the model's, and weight times MSE.
+    """A party's loss per example: the model's loss plus weight times MSE(embedding, prototype).
 
     MSE is the mean over coordinates of (embedding - prototype of the example's label)^2. It is 0 for
-    labels that have no prototype.
+    labels without a prototype.
     """
 
     def loss(outputs: LayerOutputs, batch: Batch) -> jax.Array:
@@ -116,7 +116,7 @@ def class_sums(
     """The sums of a party's embeddings of its own examples, in inference mode.
 
     Args:
-      model, variables: the party's.
+      model, variables: the party's model.
       data: its examples.
       num_classes: labels.
       training: whose preprocessing is used, with one fixed key.
@@ -130,21 +130,21 @@ def class_sums(
 
 
 def prototypes_of(sums: ClassSums) -> Prototypes:
-    """The means of sums. Those of several parties' sums are means weighted by examples."""
+    """The means from sums. For sums over several parties, means are weighted by examples."""
     vectors = sums.totals / jnp.maximum(sums.counts, 1)[..., None]
     return Prototypes(vectors, (sums.counts > 0.5).astype(vectors.dtype))
 
 
 def prototype_bytes(num_classes: int, width: int) -> int:
-    """Bytes of prototypes, or of sums: a vector per class, and one number that tells if there is one."""
+    """Bytes of prototypes, or of sums: per class a vector, and whether it exists or how many it sums."""
     return num_classes * (width + 1) * np.dtype(np.float32).itemsize
 
 
 def as_examples(prototypes: Prototypes) -> ClientData:
-    """Parties' prototypes [parties, classes, ...] as the examples of one client, such as a server.
+    """Parties' prototypes [parties, classes, ...] in the form of one client's examples, for a server.
 
-    Columns are `embedding` and `label`. Those that there are come first, in the order of parties and
-    classes, and only they are its examples.
+    Columns are `embedding` and `label`. Existing prototypes come first, in the order of parties and
+    classes; only they count as examples.
     """
     parties, classes, width = prototypes.vectors.shape
     has_class = prototypes.has_class.reshape(-1) > 0
@@ -158,7 +158,7 @@ def as_examples(prototypes: Prototypes) -> ClientData:
 
 
 def on_prototypes(training: ServerTraining) -> LocalTraining:
-    """The server's training as one of a client, whose examples are prototypes."""
+    """The server's training as LocalTraining of a client whose examples are prototypes."""
     return LocalTraining(training.optimizer, training.batch_size, training.epochs)
 
 
@@ -167,15 +167,15 @@ def prototype_predictors(
     models: Callable[[PyTree, str], Variables],
     prototypes: Callable[[PyTree], Prototypes],
 ) -> dict[str, Predictor]:
-    """Parties who answer by the nearest prototype, in place of those who answer by their head.
+    """Predictors of parties that predict with the nearest prototype in place of their head.
 
-    The logits are the squared distances, with a minus. A class without a prototype is farther than all
-    others. Before there are any prototypes the head answers.
+    The logits are minus the squared distances. A class without a prototype is farther than all others.
+    While there are no prototypes at all, the head predicts.
 
     Args:
-      groups: who owns what.
+      groups: architecture -> its parties.
       models: (algorithm state, architecture) -> Variables, leaves [group, ...].
-      prototypes: algorithm state -> those of all parties.
+      prototypes: algorithm state -> global prototypes.
     """
     names = party_names(groups)
 
@@ -203,7 +203,7 @@ def prototype_predictors(
 def nearness(embedding: jax.Array, prototypes: Prototypes) -> jax.Array:
     """Minus the squared distances [batch, classes] of embeddings [batch, width] to prototypes.
 
-    Where there is no prototype, it is one less than the smallest of the others.
+    For a class without a prototype it is one less than the smallest of the others.
     """
     gap = embedding[:, None] - prototypes.vectors
     near = -jnp.sum(gap**2, axis=-1)

@@ -1,4 +1,4 @@
-"""Learning from the mean outputs of all parties on public batches, by correlation as in FCCL."""
+"""FCCL's training on public batches: outputs learn to correlate with the mean outputs of all parties."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class PublicBatches(NamedTuple):
 
     Attributes:
       num_public: number of examples of the data set `public`.
-      public_batch_size: examples of a step. What is left over of a pass is left out.
+      public_batch_size: examples per step. A pass leaves out the examples that do not fill a batch.
       public_epochs: passes in a round.
       optimizer: learning rate -> optax optimizer, fresh in every round.
       preprocess: (batch, key, positions) -> batch.
@@ -45,7 +45,7 @@ class PublicBatches(NamedTuple):
 
 
 def public_order(key: jax.Array, public: PublicBatches) -> jax.Array:
-    """Which public examples a round's batches have, int32 [steps, batch]; each pass in another order."""
+    """Indices of public examples in a round's batches, int32 [steps, batch]; each pass reshuffles."""
     used = public.num_public // public.public_batch_size * public.public_batch_size
     positions = jnp.broadcast_to(jnp.arange(used), (public.public_epochs, used))
     epochs = jnp.arange(public.public_epochs)[:, None]
@@ -67,10 +67,10 @@ def learn_from_others(
     Args:
       groups, models: architecture -> its parties, and their models.
       public: how they learn.
-      round: with the data set `public`, batches of indices [steps, batch].
+      round: with the data set `public`, indices [steps, batch].
       hyper: has `public_learning_rate` and `off_diagonal`.
       execution: how parties are executed.
-      reduce: how the mean of their logits is made.
+      reduce: how the parties' logits are averaged.
     """
     examples = round.inputs.examples[PUBLIC]
 
@@ -102,7 +102,7 @@ def learn_from_others(
             )
             return PartyResult(learned, {})
 
-        # Parties drop the same units when they answer and when they learn: both have one key.
+        # One key for both passes, so that dropout is the same in prediction and in training.
         def run(update: PartyUpdate, message: PyTree) -> PartiesResult:
             return run_parties(groups, update, message, parties, round, key, execution, reduce)
 
@@ -123,7 +123,7 @@ def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> j
     def normalised(values: jax.Array) -> jax.Array:
         centred = values - jnp.mean(values, axis=0)
         square = jnp.sum(centred**2, axis=0)
-        # A class whose logits are all equal is correlated with nothing.
+        # If all logits of a class are equal, its correlations are 0.
         return centred / jnp.sqrt(jnp.where(square > 0, square, 1))
 
     correlations = normalised(logits).T @ normalised(mean)
@@ -155,7 +155,7 @@ def correlated_step(
 
 
 def checked_steps(public: PublicBatches) -> int:
-    """Public batches of a round."""
+    """The number of public batches in a round; raises ValueError or TypeError that names the field."""
     check_integer("num_public", public.num_public, low=1)
     check_integer("public_batch_size", public.public_batch_size, low=2)
     check_integer("public_epochs", public.public_epochs, low=1)

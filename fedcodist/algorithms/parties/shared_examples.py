@@ -1,4 +1,4 @@
-"""Examples that all parties have, such as public ones, and what models say of them."""
+"""Examples that all parties have, such as public ones, and models' outputs on them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.model import Model, Variables
 
-PUBLIC = "public"  # examples that everybody has
+PUBLIC = "public"  # the data set that all parties have
 
 
 def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> ClientData:
-    """Examples that all parties have, as those of the party that `data` belongs to."""
+    """Shared examples in the form of a party's ClientData; none if the party's `data` has none."""
     count = next(iter(columns.values())).shape[0]
     return ClientData(
         columns=columns,
@@ -30,7 +30,7 @@ def shared_examples(columns: Mapping[str, jax.Array], data: ClientData) -> Clien
 
 
 def all_examples(columns: Mapping[str, jax.Array]) -> ClientData:
-    """Examples as those of one client who has all of them, such as a server."""
+    """Examples in the form of one client's ClientData, with all of them, for a server."""
     count = next(iter(columns.values())).shape[0]
     size = jnp.asarray(count, jnp.int32)
     return ClientData(columns, jnp.zeros((), jnp.int32), size, size, count, ragged=False)
@@ -44,14 +44,14 @@ def inference(
     batch_size: int,
     of: Callable[[Any], jax.Array] = logits_of,
 ) -> jax.Array:
-    """A model's outputs in evaluation mode on all of some examples, [capacity, ...].
+    """A model's outputs in evaluation mode on all examples of `data`, [capacity, ...].
 
     Args:
       model, variables: the model.
       data: the examples.
       preprocess: as in `LocalTraining`; it gets one fixed key.
       batch_size: examples per step.
-      of: outputs -> array [batch, ...]: the logits, or such as an embedding.
+      of: outputs -> array [batch, ...]: by default the logits; may be an embedding, for example.
     """
     size = min(batch_size, data.capacity)
 
@@ -64,6 +64,6 @@ def inference(
 
 
 def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:
-    """The same client, without any examples where `keeps` is false: it then makes no step."""
+    """The same client, without examples if `keeps` is false; it then takes no step."""
     bound = data.bound if data.ragged else jnp.where(keeps, data.bound, 0)
     return dataclasses.replace(data, size=jnp.where(keeps, data.size, 0), bound=bound)

@@ -1,4 +1,4 @@
-"""Heads that parties of different networks share: the check, the mean, and putting one into all models.
+"""Heads that parties with different networks share: checks, and setting the same head in all models.
 
 For methods whose parties have models made by `fedcodist.models.headed`.
 """
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 def check_shared_heads(groups: Mapping[str, PartyGroup]) -> tuple[int, int]:
-    """Returns (width, classes) of the parties' heads, or raises ValueError that names who differs."""
+    """Returns (width, classes) of the parties' heads; raises ValueError if heads differ in shape."""
     return check_heads("groups", {name: group.model for name, group in groups.items()})
 
 
@@ -30,11 +30,11 @@ def head_bytes(groups: Mapping[str, PartyGroup]) -> int:
 
 
 def with_same_head(models: Mapping[str, Variables], head: PyTree) -> dict[str, Variables]:
-    """All parties' models with one head.
+    """All parties' models with the same head.
 
     Args:
       models: architecture -> its parties' models, leaves [group, ...].
-      head: the shared parameters, leaves without the group's axis.
+      head: the shared head's parameters, leaves without the group axis.
     """
 
     def for_all(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def with_same_head(models: Mapping[str, Variables], head: PyTree) -> dict[str, V
 def with_first_head(
     groups: Mapping[str, PartyGroup], models: Mapping[str, Variables]
 ) -> dict[str, Variables]:
-    """All parties' models with the head of the party of the smallest index, before a first round."""
+    """All parties' models with the head of the party with the smallest index, before the first round."""
     first = all_clients(groups)[0]
     name = next(name for name, group in groups.items() if first in group.clients)
     head = jax.tree.map(lambda leaf: leaf[0], models[name].params[HEAD])

@@ -1,4 +1,4 @@
-"""Outputs that a network gives while it trains, summed label by label beside its mutable state."""
+"""Sums per label of a network's outputs during training, as a part of its mutable state."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ OWN, SUMS, COUNTS = "own", "sums", "counts"
 
 
 class LabelSums(NamedTuple):
-    """Sums of logits of each label's examples [labels, classes], and numbers of these [labels]."""
+    """For each label, the sum of its examples' logits [labels, classes] and their number [labels]."""
 
     logits: jax.Array
     counts: jax.Array
@@ -32,7 +32,7 @@ def train_summing_outputs(
     learning_rate: Any,
     loss_hook: Callable[[Any, Batch], jax.Array],
 ) -> tuple[TrainedClient, LabelSums]:
-    """`train_client`, and the sums of the outputs that it saw."""
+    """`train_client` that also returns the sums of training outputs per label."""
     start = with_sums(model, variables)
     trained = train_client(
         summing_outputs(model), training, start, data, key, learning_rate, loss_hook=loss_hook
@@ -42,10 +42,10 @@ def train_summing_outputs(
 
 
 def summing_outputs(model: Model) -> Model:
-    """The model, whose mutable state has the sums of its training outputs besides its own.
+    """The model with sums of its training outputs in its mutable state.
 
-    An example counts once for each epoch, with the logits before the step that learns from it. Padding
-    does not count. Batches must have 'label'.
+    An example counts once in each epoch, with the logits before the step that trains on it. Padding does
+    not count. Batches must have 'label'.
     """
 
     def init(key: jax.Array) -> Variables:
@@ -77,7 +77,7 @@ def summing_outputs(model: Model) -> Model:
 
 
 def with_sums(model: Model, variables: Variables) -> Variables:
-    """A model's variables as those of `summing_outputs(model)`, with sums of nothing yet."""
+    """The variables of `summing_outputs(model)`, with sums of 0."""
     classes = model.num_classes
     sums, counts = jnp.zeros((classes, classes)), jnp.zeros(classes)
     return Variables(variables.params, {OWN: variables.mutable, SUMS: sums, COUNTS: counts})

@@ -1,4 +1,4 @@
-"""Servers of several pools of clients, a model each, which teach each other."""
+"""Methods with pools of clients, each with one model; on the server the models teach each other."""
 
-# Of the function and its module, which have one name, the package gives the function.
+# The function and its module have the same name: the package's attribute is the function.
 from fedcodist.algorithms.pools.independent_pools import independent_pools as independent_pools

@@ -1,4 +1,4 @@
-"""Ensembles of one round's client models, beside which FedSDD sets its own (Table 5)."""
+"""Ensembles of one round's client models, with which FedSDD's paper compares its ensemble (Table 5)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -32,11 +32,11 @@ SAMPLES = 10  # models drawn for the last two
 
 
 class ClientModels(NamedTuple):
-    """The clients' models of the last round, kept to be measured.
+    """The clients' models of the last round, kept for evaluation.
 
     Attributes:
-      received: the main model, from which its own group's clients started.
-      average: what that model became, before distillation.
+      received: the main model before the round, from which the clients of its group started.
+      average: the main model after aggregation, before distillation.
       members: the clients' models of all groups, leaves [cohort, ...].
       key: uint32, data of the key that draws samples around them.
     """
@@ -48,14 +48,14 @@ class ClientModels(NamedTuple):
 
 
 class MeasuredState(NamedTuple):
-    """FedSDD's state, and what is kept for measurements alone."""
+    """FedSDD's state, and the clients' models, which are only kept for evaluation."""
 
     fed_sdd: FedSDDState
     clients: ClientModels
 
 
 class KeptState(NamedTuple):
-    """A client's state while it takes part: the method's, and its trained model."""
+    """A client state within a round: the method's, and the client's trained model."""
 
     method: PyTree
     trained: Variables
@@ -64,20 +64,20 @@ class KeptState(NamedTuple):
 def with_client_ensembles(
     build: Callable[[Pool], FederatedAlgorithm], pool: Pool, measured: Sequence[str]
 ) -> FederatedAlgorithm:
-    """FedSDD that evaluates ensembles of its clients' models too, which change nothing.
+    """FedSDD that also evaluates ensembles of its clients' models. Training does not change.
 
-    The method itself needs sums over groups and no client's model. Here clients hand theirs over in
-    what they keep, from where it goes to the algorithm's state and not back to them.
+    FedSDD itself needs only sums over groups and no client's model. For the evaluation, clients put
+    their trained models into their client states. From there the models move to the algorithm's state.
 
     Args:
-      build: pool -> FedSDD, `fed_sdd` with all other arguments.
+      build: pool -> FedSDD, that is `fed_sdd` with all other arguments.
       pool: its pool.
-      measured: any of `CLIENT_ENSEMBLES`, each to be evaluated by its name. 'clients' are the clients'
-        models alone; 'gaussian' and 'dirichlet', for one model only, with their average and ten models
-        sampled around them (FedBE).
+      measured: any of `CLIENT_ENSEMBLES`, which are also the names in results. 'clients' are the
+        clients' models alone. 'gaussian' and 'dirichlet', which need num_models=1, add the average and
+        ten models sampled around the clients' models (FedBE).
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     plain = build(pool)
     names = list(plain.client_states)
@@ -121,7 +121,7 @@ def with_client_ensembles(
         return MeasuredState(after, clients), client_states, metrics
 
     def of_fed_sdd(reader: Reader) -> Reader:
-        """A Predictor or a PersonalModel that finds FedSDD's state within this one's."""
+        """A Predictor or a PersonalModel that reads FedSDD's state from a MeasuredState."""
         return reader._replace(variables=within(reader.variables))
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +152,7 @@ def _predictor(model: Model, kind: str) -> Predictor:
 
 
 def keeping_models(method: FederatedMethod) -> FederatedMethod:
-    """The method, but a client's state is KeptState, with the model that it trained."""
+    """The method with KeptState as client state, which includes the trained model."""
 
     def client_update(
         message: PyTree, client_state: KeptState, data: ClientData, key: jax.Array, hyper: PyTree
@@ -163,7 +163,7 @@ def keeping_models(method: FederatedMethod) -> FederatedMethod:
         return result._replace(client_state=KeptState(result.client_state, trained))
 
     def init_client_state() -> KeptState:
-        # NumPy's: making an algorithm starts no device.
+        # NumPy arrays, since making an algorithm must not start a device.
         room = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
         nothing = jax.tree.map(room, variable_shapes(method.model))
         return KeptState(method.init_client_state(), nothing)
@@ -172,7 +172,7 @@ def keeping_models(method: FederatedMethod) -> FederatedMethod:
 
 
 def _no_models(model: Model, count: int) -> Variables:
-    """Room for so many of a network's models, leaves [count, ...]."""
+    """Zeros in place of `count` models, leaves [count, ...]."""
     return jax.tree.map(
         lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), variable_shapes(model)
     )
@@ -192,7 +192,7 @@ def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
 
 
 def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_models: int) -> None:
-    """Raises one line for kinds that do not exist, or not for this pool or number of models."""
+    """Raises ValueError or TypeError for kinds that do not exist, or not for this pool."""
     if isinstance(kinds, str):
         raise TypeError(f"{name} must be several of {CLIENT_ENSEMBLES}, got the string {kinds!r}.")
     check_several(name, kinds)

@@ -1,7 +1,8 @@
-"""What PeriodicCodist and MergedCodist share: settings, targets, and one codistillation.
+"""Shared by PeriodicCodist and MergedCodist: settings, targets, and one codistillation.
 
-Knowledge Codistillation (Lichtarge et al.): pools of clients, one federated model each, whose server
-models teach each other on unlabelled data. Clients are untouched. https://arxiv.org/abs/2310.02549
+"Heterogeneous Federated Learning Using Knowledge Codistillation" (Lichtarge et al., 2023): each pool of
+clients has one federated model. The models teach each other on the server, with unlabelled data. Local
+training does not change. https://arxiv.org/abs/2310.02549
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from fedcodist.distillation.loop import (
 )
 
 PyTree = Any
-_LABELS = "data/labels"  # among teachers; no pool's name has a stroke
+_LABELS = "data/labels"  # a name among teachers; no pool's name contains '/'
 
 
 class TeachingHyper(NamedTuple):
@@ -36,7 +37,7 @@ class TeachingHyper(NamedTuple):
 
     Attributes:
       learning_rate: the student's learning rate in round 0.
-      decay: gamma, the share of it that is left after the last round.
+      decay: gamma, the share of this learning rate that is left after the last round.
       interpolation: lambda, the share of the student's own initial prediction in its targets.
       self_teacher_temperature: temperature of that prediction.
       temperature: temperature of this pool's model as a teacher.
@@ -73,7 +74,7 @@ def check_codistillation(
     num_rounds: int,
     num_unlabelled: int,
 ) -> tuple[dict[str, Pool], CodistillationHyper]:
-    """Returns checked pools and complete hyper-parameters, or raises one clear line."""
+    """Returns checked pools and complete hyper-parameters; raises ValueError that names an argument."""
     pools = check_pools(pools)
     if len(pools) < 2:
         raise ValueError(f"pools must hold at least two pools to codistill, got {list(pools)}.")
@@ -102,7 +103,7 @@ def check_codistillation(
 
 
 def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict[str, jax.Array]:
-    """`<pool>/distillation_loss_first` and `_last`; no numbers in a round without codistillation."""
+    """`<pool>/distillation_loss_first` and `_last`; NaN in a round without codistillation."""
     metrics: dict[str, jax.Array] = {}
     for name in pools:
         first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
@@ -121,7 +122,7 @@ def codistill(
     distillation: Distillation,
     num_rounds: int,
 ) -> Distilled:
-    """Every pool's model learns from frozen copies of all the others, and of itself (section 3).
+    """Every pool's model learns from frozen copies of all other models and of itself (section 3).
 
     Args:
       pools: name -> Pool.
@@ -148,7 +149,7 @@ def codistill(
             interpolation=teaching[student].interpolation,
             self_teacher_temperature=teaching[student].self_teacher_temperature,
         )
-        # Appendix C.4: with labelled data, one more interpolation, with the one-hot label.
+        # Appendix C.4: with labelled data the target is also interpolated with the one-hot label.
         if (share := teaching[student].label_interpolation) is None:
             return target
         return (1 - share) * target + share * label_targets(logits[_LABELS], target.shape[-1])

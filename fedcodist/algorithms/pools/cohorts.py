@@ -1,4 +1,4 @@
-"""The draw of a round's cohort: of a fixed size, or every client on its own (Poisson)."""
+"""Draws a round's cohort: of a fixed size, or every client independently (Poisson)."""
 
 from typing import NamedTuple
 
@@ -9,19 +9,19 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.shuffling import sample_without_replacement
 
-_OVERFLOW = 1e-12  # of a round, where the bound on a Poisson cohort is chosen
+_OVERFLOW = 1e-12  # probability that a round's draw exceeds the default bound on a Poisson cohort
 
 
 class PoissonCohort(NamedTuple):
-    """Every client of a pool takes part with the same probability, whatever the others do.
+    """Every client of a pool takes part with the same probability, independently of the others.
 
     Attributes:
-      most: clients that take part at most; those drawn beyond it are left out, which the metric
-        `clients_left_out` counts. A round computes as many slots. Where None it is the least number that
-        a round's draw exceeds with a probability below 1e-12.
+      most: the most clients that take part, and the number of slots that a round computes. Clients drawn
+        beyond it are left out; the metric `clients_left_out` counts them. None: the least number that a
+        round's draw exceeds with a probability below 1e-12.
       cycle: rounds in which every client can be drawn once; it divides the number of clients. A pool's
-        i-th client can be drawn in round r, both from 0, where i and r are equal modulo `cycle`. Noise
-        that is correlated over rounds needs that, see `BandedNoise`.
+        i-th client can be drawn in round r (both from 0) if i and r are equal modulo `cycle`. Noise that
+        is correlated over rounds needs this, see `BandedNoise`.
     """
 
     most: int | None = None
@@ -48,7 +48,7 @@ class PoissonCohort(NamedTuple):
         return max(1, min(eligible, int(drawn.isf(_OVERFLOW))))
 
     def check_pool(self, where: str, num_clients: int, cohort_size: int) -> None:
-        """Raises one line, begun by the pool's name, for a cycle or a bound that does not suit it."""
+        """Raises ValueError that names the pool if the cycle or the bound does not fit it."""
         check_integer(f"{where}.poisson.cycle", self.cycle, low=1)
         if num_clients % self.cycle:
             raise ValueError(
@@ -77,9 +77,9 @@ def draw_cohort(
     """Clients of a pool who take part in a round, int [cohort_size], none twice.
 
     Args:
-      clients: int [pool], the pool's.
-      cohort_size: at most the pool's clients.
-      pool: its name; every pool has a draw of its own.
+      clients: int [pool], the pool's clients.
+      cohort_size: at most the number of the pool's clients.
+      pool: its name; every pool draws independently.
       round: from 0.
       key: the run's root key.
     """
@@ -90,7 +90,7 @@ def draw_cohort(
 def draw_slots(
     clients: jax.Array, slots: int, pool: str, round: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """The slots of a Poisson cohort of the eligible clients, int [slots], none twice, in random order.
+    """The clients in the slots of a Poisson cohort, int [slots], none twice, in random order.
 
     The first `number_drawn` of them take part: given their number, every subset is equally likely.
     """

@@ -44,7 +44,7 @@ PyTree = Any
 
 
 class DepthFLHyper(NamedTuple):
-    """Learning rates, and the weight of what exits learn from one another; traced."""
+    """Learning rates, and the weight of the divergences between exits; traced."""
 
     client_learning_rate: Any = 0.05
     server_learning_rate: Any = 1.0
@@ -62,32 +62,34 @@ def depth_fl(
     hyper: DepthFLHyper = DepthFLHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """One network of which a level of clients trains the first blocks; its exits learn from one another.
+    """Each level's clients train the first blocks of one network; its exits learn from each other.
 
-    After every block there is an exit, a classifier. A client's loss is the sum of its exits' losses by
-    the labels, and for each exit the mean divergence KL(other || exit) from its other exits, which get
-    no gradient by it. So deep blocks, which few clients have, learn what the shallow exits know.
+    After every block there is an exit, a classifier. A client's loss is the sum of the label losses of
+    its exits, plus for each exit the mean of KL(other || exit) over the client's other exits. The other
+    exits get no gradient from this term. So deep blocks, which few clients have, learn what the shallow
+    exits know.
 
-    A parameter becomes the mean over the clients that had it, each counting the same, or stays. Exits of
-    a level's network are evaluated together: the mean of their logits. One level of one block is FedAvg
-    with equal weights.
+    A parameter becomes the unweighted mean over the clients that had it, or does not change. A level's
+    network is evaluated by the mean of its exits' logits. One level of one block is FedAvg with equal
+    weights.
 
-    The loss and the mean are read from the authors' code in Flower's baselines, and not verified in the
-    paper. By default that code also adds FedDyn's regularisation, which is not offered, and lets the
-    divergences' weight grow by exp(-5 (1 - r / 300)^2) over the first 300 rounds r: `ramp_up=300`.
+    The loss and the mean follow the authors' code in Flower's baselines, and are not verified in the
+    paper. By default that code also adds FedDyn's regularisation, which is not offered. It also
+    multiplies the divergences' weight by exp(-5 (1 - r / 300)^2) in the first 300 rounds r; for this use
+    `ramp_up=300`.
 
     Args:
       model: the whole network, without mutable state; its outputs are `LayerOutputs` whose `hidden` are
         the exits' logits, as `with_exits` makes them.
-      levels: name -> HeteroFLLevel; its model has the parameters of the whole's first blocks.
+      levels: name -> HeteroFLLevel; its model has the parameters of the whole network's first blocks.
       columns: the federated data's columns, for counting bytes.
       training, server_optimizer, schedule: as in `fed_avg`.
-      ramp_up: rounds after which divergences have their full weight; 0 has it from the first.
+      ramp_up: rounds after which divergences have their full weight; 0: from the first round.
       hyper: learning rates, and the divergences' weight, at least 0.
       execution: how clients are executed.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
       TypeError: a network without exits.
     """
     check_arguments(depth_fl, locals())
@@ -117,7 +119,7 @@ def depth_fl(
 
 
 def ramp(round: jax.Array, rounds: int) -> jax.Array:
-    """exp(-5 (1 - round / rounds)^2), and 1 from then on; 1 always where there are no rounds."""
+    """exp(-5 (1 - round / rounds)^2) before round `rounds`, and 1 from then on."""
     if not rounds:
         return jnp.ones(())
     return jnp.exp(-5 * (1 - jnp.minimum(round / rounds, 1)) ** 2)
@@ -133,7 +135,7 @@ def _client_update(network: Model, training: LocalTraining) -> Callable[..., Any
         key: jax.Array,
         hyper: DepthFLHyper,
     ) -> ClientResult:
-        # Every exit learns the labels, and what the other exits say.
+        # Every exit learns the labels and the predictions of the other exits.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             exits = _exits(outputs)
             labels = sum(checked_loss(network.loss, logits, batch) for logits in exits)
@@ -148,10 +150,10 @@ def _client_update(network: Model, training: LocalTraining) -> Callable[..., Any
 
 
 def mutual_divergence(exits: tuple[jax.Array, ...]) -> jax.Array:
-    """The sum over exits of the mean KL(other || exit) from the others, [batch]; 0 of a single exit.
+    """The sum over exits of the mean of KL(other || exit) over other exits, [batch]; 0 for one exit.
 
     Args:
-      exits: logits [batch, classes] of each; as the other one they get no gradient.
+      exits: logits [batch, classes] of each; `other` gets no gradient.
     """
     divergence, total = kl_divergence("forward"), jnp.zeros(exits[0].shape[0], exits[0].dtype)
     targets = [softened_target(jax.lax.stop_gradient(logits), 1.0) for logits in exits]

@@ -1,5 +1,6 @@
-"""FedBE (Chen and Chao, 2021): models sampled around the clients', beside theirs, teach their mean.
+"""FedBE: clients' models, their average and models sampled around them teach the averaged model.
 
+"FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning" (Chen, Chao, 2021).
 https://arxiv.org/abs/2009.01974
 """
 
@@ -55,7 +56,7 @@ class FedBEHyper(NamedTuple):
 
     Attributes:
       learning_rate: of the distillation's optimizer.
-      temperature: T, to the inverse of which the mean of probabilities is raised; below 1 it sharpens.
+      temperature: T; the mean probabilities p become p^(1/T), normalised. Below 1 this sharpens them.
       methods: pool -> the hyper-parameters of its method; `fed_be` puts the pools' own here.
     """
 
@@ -81,29 +82,29 @@ def fed_be(
     hyper: FedBEHyper = FedBEHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """Every round a Bayesian ensemble around each pool's models teaches the pools' averaged models.
+    """In every round a Bayesian ensemble of all pools' models teaches the pools' averaged models.
 
-    The teachers are a pool's average, its clients' models and models sampled around them. The target is
-    the mean of all pools' teachers' probabilities, sharpened: p^(1/T), normalised. Students start from
-    their pool's average, and the mean of the students on their way (SWA) replaces the model. The loss
-    is the authors' code's, KL divided by the number of classes.
+    A pool's teachers are its average, its clients' models and models sampled around them. The target is
+    the mean of the probabilities of all pools' teachers, sharpened: p^(1/T), normalised. Students start
+    from their pool's average. The mean of a student's parameters over steps (SWA) replaces the model. As
+    in the authors' code, the loss is KL divided by the number of classes.
 
     Args:
       pools: name -> Pool, one architecture each; the paper has one.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
-      distillation: steps (20 epochs of 10,000 images; 0 leave it out), batch size, optimizer; no
-        augmentation, since the ensemble answers once a round: all unlabelled images that are on the
-        device, or the round's own where they are streamed.
+      distillation: steps (20 epochs of 10,000 images; 0: no distillation), batch size, optimizer. No
+        augmentation is possible, since the ensemble predicts only once per round: all unlabelled images
+        that are on the device, or the round's images if they are streamed.
       sampling: 'gaussian' or 'dirichlet', see `fedcodist.distillation.ensembles`.
       samples: S, models sampled for each pool.
       with_clients: whether clients' models are among the teachers.
-      averaging: which of the student's models are averaged; the last one alone for None.
+      averaging: at which steps the student's parameters are averaged; None: only the last is used.
       hyper: learning rate and temperature T > 0 of the distillation.
       execution: how clients are executed.
 
     Raises:
-      ValueError, TypeError: one line that names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_be, locals())
     pools = check_pools(pools)
@@ -134,7 +135,7 @@ def fed_be(
             return state, trained.client_states, trained.metrics
         averages = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
 
-        # Models sampled around the clients', the average and the clients' models are the teachers.
+        # The teachers: sampled models, the average and the clients' models.
         draw = keys.derive(round.key, "samples", round.index)
         ensembles = {
             name: _ensemble(
@@ -151,7 +152,7 @@ def fed_be(
             for name in pools
         }
 
-        # They answer once: the mean of their probabilities, sharpened.
+        # The ensemble's target, the sharpened mean probabilities, is computed once per round.
         unlabelled, answers = cached_answers(
             lambda batch: sharpened(mean_of_all(models, ensembles, batch), hyper.temperature),
             round.inputs.examples[UNLABELLED],
@@ -159,7 +160,7 @@ def fed_be(
             round.axis_name,
         )
 
-        # Students start from the averages; the mean of what they are on their way replaces the model.
+        # Students start from the averages; their mean over steps (SWA) replaces the models.
         students = teach(
             models=models,
             students=averages,
@@ -182,7 +183,7 @@ def fed_be(
 def _sampled(
     key: jax.Array, received: Variables, members: Variables, sampling: str, samples: int
 ) -> Variables | None:
-    """Models sampled around a pool's clients', leaves [samples, ...]; None for no samples."""
+    """Models sampled around those of a pool's clients, leaves [samples, ...]; None for no samples."""
     if not samples:
         return None
     if sampling == "gaussian":
@@ -199,7 +200,7 @@ def _ensemble(average: Variables, *others: Variables | None) -> Ensemble:
 def mean_of_all(
     models: Mapping[str, Model], ensembles: Mapping[str, Ensemble], batch: Mapping[str, jax.Array]
 ) -> jax.Array:
-    """The mean probabilities [batch, classes] of all pools' teachers, each of whom counts the same."""
+    """The unweighted mean probabilities [batch, classes] over the teachers of all pools."""
     count = sum(ensemble.weights.size for ensemble in ensembles.values())
     shares = [
         ensemble.weights.size / count * jnp.exp(mean_probabilities(models[name], ensemble)(batch))

@@ -1,5 +1,6 @@
-"""FedDF (Lin et al., 2020): the round's client models, as one ensemble, teach the averaged models.
+"""FedDF: the client models of a round form an ensemble that teaches the pools' averaged models.
 
+"Ensemble Distillation for Robust Model Fusion in Federated Learning" (Lin, Kong, Stich, Jaggi, 2020).
 https://arxiv.org/abs/2006.07242
 """
 
@@ -79,23 +80,24 @@ def fed_df(
     hyper: FedDFHyper = FedDFHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """Every round all clients' models, of whatever architecture, teach each pool's averaged model.
+    """In every round all clients' models, of any architecture, teach each pool's averaged model.
 
-    The target is softmax(mean of logits / T) over the clients of all pools; students start from
-    their pool's aggregate and minimise the KL divergence from it, T dividing their logits too.
+    The target is softmax(mean logits / T), with the mean over the clients of all pools. Students start
+    from their pool's aggregate and minimise the KL divergence from the target. T divides their logits
+    too.
 
     Args:
       pools: name -> Pool, one architecture each.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       distillation: steps, batch size, optimizer, augmentation.
-      scaled: whether the divergence is multiplied by T squared; FedDF's code does not.
-      validation: early stopping and drop-worst; neither without it.
+      scaled: whether the divergence is multiplied by T squared. FedDF's code does not do this.
+      validation: early stopping and drop-worst; None: neither of them.
       hyper: learning rate and temperature T > 0 of the distillation.
       execution: how clients are executed.
 
     Raises:
-      ValueError: a pool, number or class count that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_df, locals())
     pools = check_pools(pools)
@@ -126,7 +128,7 @@ def fed_df(
         if validation is not None:
             accuracy = functools.partial(accuracy_within, models, validation, round)
             if validation.drop_worst:
-                # The authors' code leaves the worst teachers out, and students start without guessers.
+                # As in the authors' code: drop the worst teachers, and guessing clients from averages.
                 reduce_key = keys.derive(round.key, "reduce", round.index)
                 weights, aggregates = without_worst_clients(
                     pools, state, trained, accuracy, reduce_key
@@ -172,7 +174,7 @@ def fed_df(
 
 
 def _summed(model: Model, ensemble: Ensemble) -> Teacher:
-    """The sum of the members' logits: pools differ in how many teachers they have."""
+    """The sum of the members' logits; not the mean, since pools have different numbers of teachers."""
     mean, total = mean_logits(model, ensemble), jnp.sum(ensemble.weights)
-    # Where all of a pool's clients are dropped there is no mean.
+    # If all clients of a pool are dropped their mean is NaN.
     return lambda batch: jnp.where(total > 0, total * mean(batch), 0)

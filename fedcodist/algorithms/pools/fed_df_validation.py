@@ -1,4 +1,4 @@
-"""FedDF's validation data: teachers and clients that they rule out, and when distillation stops."""
+"""FedDF's use of validation data: early stopping, and dropping the worst teachers and clients."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -34,10 +34,10 @@ class FedDFValidation(NamedTuple):
     Attributes:
       data: the validation data.
       every: distillation steps between two evaluations.
-      patience: steps without a new best after which distillation stops; the best is returned.
+      patience: distillation stops after this many steps without a new best; the best is returned.
       or_start: whether the averaged model itself may be the best.
-      drop_worst: leave out the teachers that `ensembles.without_worst` drops, and leave clients who only
-        guess out of the average from which students start, unless all do.
+      drop_worst: leave out the teachers that `ensembles.without_worst` drops. Also leave clients that
+        only guess out of the average from which students start, unless all clients guess.
     """
 
     data: ValidationData
@@ -48,7 +48,7 @@ class FedDFValidation(NamedTuple):
 
 
 def check_fed_df_validation(validation: FedDFValidation, distillation: Distillation) -> None:
-    """Raises one line for a number that makes no sense."""
+    """Raises ValueError or TypeError that names the field which is not allowed."""
     check_validation_data("validation.data", validation.data)
     check_integer("validation.every", validation.every, low=1)
     check_integer("validation.patience", validation.patience, low=1)
@@ -66,7 +66,7 @@ def accuracy_within(
     name: str,
     variables: Variables,
 ) -> jax.Array:
-    """A pool's model's accuracy on the validation data."""
+    """The accuracy of a pool's model on the validation data."""
     examples = round.inputs.examples[VALIDATION]
     return validation_accuracy(models[name], variables, examples, validation.data, round.axis_name)
 
@@ -78,7 +78,7 @@ def without_worst_clients(
     accuracy: Callable[[str, Variables], jax.Array],
     key: jax.Array,
 ) -> tuple[dict[str, jax.Array], dict[str, Aggregate]]:
-    """Teachers' weights, 0 of the worst, and aggregates without the clients who guess."""
+    """Teachers' weights, 0 for the worst, and aggregates without the clients that only guess."""
     accuracies = {
         name: jax.lax.map(functools.partial(accuracy, name), trained.members[name])
         for name in pools
@@ -105,12 +105,12 @@ def distill_validated(
     accuracy: Callable[[str, Variables], jax.Array] | None,
     **lesson: Any,
 ) -> tuple[dict[str, Variables], dict[str, jax.Array]]:
-    """The students after all steps, or as they were best on validation data; and metrics.
+    """The students after all steps, or the best ones on validation data; and metrics.
 
     Args:
-      validation: when to stop.
+      validation: when to stop; None: after all steps.
       accuracy: (pool's name, its model) -> accuracy on validation data.
-      lesson: as `distill` takes them.
+      lesson: arguments of `distill`, by name.
     """
     if validation is None or accuracy is None:
         return distill(**lesson).students, {}

@@ -1,6 +1,7 @@
-"""Fed-ensemble (Shi et al., 2021): several models that clients train in turn, and their mean answer.
+"""Fed-ensemble: groups of clients train several models in turn; the models predict as an ensemble.
 
-https://arxiv.org/abs/2107.10663
+"Fed-ensemble: Improving Generalization through Model Ensembling in Federated Learning" (Shi, Lai,
+Kontar, Chowdhury, 2021). https://arxiv.org/abs/2107.10663
 """
 
 import functools
@@ -39,24 +40,24 @@ def fed_ensemble(
     num_models: int = 5,
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """K models of one architecture that go round among K groups of clients.
+    """K models of one architecture rotate among K groups of clients.
 
-    Every K rounds all clients of the pool are divided anew into K strata. In round t as many clients are
-    drawn from each, and those of stratum s train model (s + t) mod K, which becomes the mean of what
-    they made of it. Where all clients take part each trains every model once in K rounds. What is
-    evaluated are the models, the first of which is called main, and as `ensemble` the mean of their
-    logits. (In the paper every client has a random order of models of its own; here strata have, so that
-    models have equally many clients.) FedSDD without distillation and with one round kept is this with
-    groups drawn anew in every round. K = 1 is FedAvg.
+    Every K rounds all clients of the pool are divided anew into K strata. In round t equally many
+    clients are drawn from each stratum. Those of stratum s train model (s + t) mod K, which becomes the
+    mean of their trained models. If all clients take part, each trains every model once in K rounds. The
+    models are evaluated, the first of which is named `main`, and the mean of their logits as `ensemble`.
+    (In the paper every client has its own random order of models. Here every stratum has one, so that
+    all models have equally many clients.) FedSDD with one round kept and without distillation is the
+    same, but with groups drawn anew in every round. K = 1 is FedAvg.
 
     Args:
-      pool: the clients, the cohort of all groups together, and the clients' method.
+      pool: the clients, the size of the cohort of all groups together, and the clients' method.
       columns: the federated data's columns, for counting bytes.
       num_models: K, which divides the cohort's size.
       execution: how clients are executed.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_ensemble, locals())
     pool = check_pools({"pool": pool})["pool"]
@@ -76,21 +77,21 @@ def fed_ensemble(
     groups = groups_of(pool, [size] * num_models)
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
-        # Every K rounds: who trains the models in which order is drawn anew.
+        # Every K rounds the strata are drawn anew.
         shuffle = keys.derive(key, "strata", round // num_models)
         order = permuted_positions(shuffle, jnp.arange(count), count)
         strata = jnp.asarray(pool.clients)[order if num_models > 1 else np.arange(count)]
         drawn = []
         for name, stratum in zip(groups, jnp.array_split(strata, num_models), strict=True):
             drawn.append(draw_cohort(stratum, size, name, round, key))
-        # In every round each stratum goes on to the next model.
+        # In every round each stratum trains the next model.
         turned = jnp.roll(jnp.stack(drawn), round % num_models, axis=0)
         return Selection(dict(zip(groups, turned, strict=True)), {})
 
     def round_(
         models: dict[str, PyTree], client_states: PyTree, round: Round, hyper: PyTree
     ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
-        # Every model becomes the mean of what its clients of this round made of it.
+        # Every model becomes the mean of its clients' trained models.
         models, trained = train_groups(groups, models, client_states, round, hyper, execution)
         return models, trained.client_states, trained.metrics
 
@@ -98,7 +99,7 @@ def fed_ensemble(
     algorithm = assemble(
         "fed_ensemble", groups, columns, pool.method.hyper, round_, hyper_of_methods=same
     )
-    # What is predicted is the mean of all models' logits.
+    # The ensemble predicts with the mean of all models' logits.
     members = lambda models: equal_weights(stacked_models(groups, models))
     ensemble = ensemble_predictor(pool.method.model, members)
     of_clients = ClientModels(

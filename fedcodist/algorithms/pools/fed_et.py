@@ -48,7 +48,7 @@ class FedETHyper(NamedTuple):
 
     Attributes:
       learning_rate: of the large model's training.
-      diversity: lambda, of what clients say who do not follow the consensus.
+      diversity: lambda, the weight of predictions by clients that differ from the consensus.
       methods: pool -> the hyper-parameters of its method; `fed_et` puts the pools' own here.
     """
 
@@ -75,15 +75,16 @@ def fed_et(
 ) -> FederatedAlgorithm:
     """Small models of the pools' clients teach the server's large model, which gives back its head.
 
-    A round: the cohorts train, and every pool's server averages its clients. The large model's head
-    becomes the mean of all clients' heads. On unlabelled data a client's weight, example by example, is
-    the variance of its logits over classes; a confident client's is large. The class of the weighted
-    mean logits is the label that the large model learns. Clients with another class make, by the same
-    weights among them, soft targets that are learned with the weight lambda. Then every pool's model
-    gets the large model's head. Examples on which all clients agree have no second target.
+    In a round the cohorts train, and every pool's server averages its clients. The large model's head
+    becomes the mean of all clients' heads. On unlabelled data a client's weight for an example is the
+    variance of its logits over classes, which is large for a confident client. The consensus, the class
+    of the weighted mean logits, is the label that the large model learns. The clients that predict
+    another class give a second, soft target: the softmax of their weighted mean logits, which is learned
+    with weight lambda. There is none for examples on which all clients agree. Then every pool's model
+    gets the large model's head.
 
-    Which layers the paper calls the shared representation layers is not verified; here they are the
-    linear heads, as in a public reimplementation, which is also the source of the defaults.
+    Which layers the paper calls the shared representation layers is not verified. Here they are the
+    linear heads, as in a public reimplementation, from which the defaults are taken too.
 
     Args:
       pools: name -> Pool, one small architecture each, networks of `headed`.
@@ -95,7 +96,7 @@ def fed_et(
       execution: how clients are executed.
 
     Raises:
-      ValueError: a pool, head, number or class count that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_et, locals())
     pools = check_pools(pools)
@@ -112,7 +113,7 @@ def fed_et(
     def round_(
         state: FedETState, client_states: PyTree, round: Round, hyper: FedETHyper
     ) -> tuple[FedETState, PyTree, dict[str, jax.Array]]:
-        # Small models train on clients, and every pool's server averages those of its clients.
+        # Small models train on clients, and every pool's server averages its clients' models.
         trained = train_pools(
             pools, state.pools, client_states, round, hyper.methods, execution, members=True
         )
@@ -124,7 +125,7 @@ def fed_et(
         start = state.server._replace(
             params=with_head(state.server.params, mean_head(trained.members))
         )
-        # It learns the consensus, and with the weight lambda what the others say.
+        # It learns the consensus and, with weight lambda, the predictions of clients that differ.
         members = {name: (pools[name].method.model, trained.members[name]) for name in pools}
         taught = distill(
             models={SERVER: server},
@@ -192,10 +193,10 @@ def consensus_teacher(
 
 
 def consensus_targets(logits: jax.Array, diversity: jax.Array | float) -> jax.Array:
-    """onehot(consensus) + lambda softmax(mean logits of those who differ), [batch, classes].
+    """onehot(consensus) + lambda softmax(mean logits of clients that differ), [batch, classes].
 
     The gradient of the cross-entropy with this sum is that of CE(label) + lambda KL(others || student).
-    Where nobody differs the second term is 0.
+    If no client differs the second term is 0.
 
     Args:
       logits: of all clients, [clients, batch, classes].

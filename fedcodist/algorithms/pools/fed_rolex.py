@@ -1,4 +1,4 @@
-"""FedRolex (Alam et al., 2022): the parts of one network that clients train move on in every round.
+"""FedRolex (Alam et al., 2022): clients train parts of one network; the parts roll in every round.
 
 FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction, Samiul Alam, Luyang
 Liu, Ming Yan, Mi Zhang. https://arxiv.org/abs/2212.01548
@@ -50,7 +50,7 @@ class FedRolexAdjustments(NamedTuple):
 
 
 class FedRolexServer(NamedTuple):
-    """FedAvg's server of the whole network, and how far the windows are: int32, units."""
+    """FedAvg's server of the whole network, and the first unit of the windows, int32."""
 
     averaging: FedAvgServer
     window: jax.Array
@@ -68,16 +68,16 @@ def fed_rolex(
     hyper: FedAvgHyper = FedAvgHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """HeteroFL whose levels have a window of units that moves on by a unit in every round.
+    """HeteroFL whose levels have a window of units, which moves by one unit in every round.
 
-    In round j a level has of a hidden layer of K units those from j mod K on; behind the last unit comes
-    the first. So all parts of the network are trained alike, also where no level has the whole. A window
-    that does not move, `units_per_round=0`, is HeteroFL.
+    In round j a level's part of a hidden layer of K units begins with unit j mod K; the last unit is
+    followed by the first. So all parts of the network are trained equally often, even if no level has
+    the whole network. With `units_per_round=0` windows do not move, which is HeteroFL.
 
-    Evaluated are the whole network, as `global_model`, and the levels' windows of the round to come.
-    Each client counts the same. The released code moves the other way, from the last units to the first;
-    it weights biases and the output layer by how often a parameter has been trained before, which is
-    not offered. Masks and scales are HeteroFL's, on which the released code is built.
+    The whole network is evaluated as `global_model`, and each level by its window of the next round.
+    Clients have equal weights. The released code moves in the other direction, from the last units to
+    the first. It also weights biases and the output layer by how often a parameter has been trained
+    before, which is not offered. Masks and scales are HeteroFL's, as in the released code.
 
     Args:
       model, levels, layers, columns, training: as in `hetero_fl`.
@@ -85,7 +85,7 @@ def fed_rolex(
       server_optimizer, schedule, hyper, execution: as in `hetero_fl`.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_rolex, locals())
     of_parts = HeteroFLAdjustments(adjustments.masked, adjustments.scaled)
@@ -104,7 +104,7 @@ def fed_rolex(
 
 
 def _with_window(averaging: FederatedMethod, units_per_round: int) -> FederatedMethod:
-    """FedAvg of the whole network, whose server knows where the windows are."""
+    """FedAvg of the whole network, whose server state also holds the windows' first unit."""
 
     def server_update(
         server: FedRolexServer, aggregate: Aggregate, round: jax.Array, hyper: FedAvgHyper

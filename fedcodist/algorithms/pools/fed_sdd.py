@@ -1,6 +1,7 @@
-"""FedSDD (Kwan and Song, 2023): several aggregated models over several rounds teach one of them.
+"""FedSDD: the aggregated models of several groups and rounds, as an ensemble, teach the main model.
 
-https://arxiv.org/abs/2312.17029
+"FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in Federated Learning" (Kwan,
+Song, 2023). https://arxiv.org/abs/2312.17029
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,10 +51,10 @@ class FedSDDTeaching(NamedTuple):
 
     Attributes:
       scaled: whether the divergence is multiplied by T squared (Hinton et al.; the paper does not say).
-      distilled: 'main', or 'all' models by the same teacher (the paper's "basic" distillation).
+      distilled: 'main', or 'all' models with the same teacher (the paper's "basic" distillation).
       warm_up: rounds at the start without distillation.
-      cached: evaluate the teacher once a round on all unlabelled data that are on the device, which are
-        the round's own where they are streamed; refused where the distillation augments its images.
+      cached: evaluate the teacher once per round on all unlabelled data that are on the device; if data
+        are streamed these are the round's. Not allowed if the distillation augments its images.
     """
 
     scaled: bool = True
@@ -84,7 +85,7 @@ class FedSDDState(NamedTuple):
       models: name -> the method's server state, the main model first.
       buffer: aggregated models of the last rounds, before any distillation; leaves
         [rounds kept, models, ...]. Round t's are at t modulo the rounds kept.
-      weights: float [rounds kept], 1 where the buffer has a round's models and 0 where not yet.
+      weights: float [rounds kept], 1 if the buffer already has a round's models at this place, else 0.
     """
 
     models: dict[str, PyTree]
@@ -104,28 +105,28 @@ def fed_sdd(
     hyper: FedSDDHyper = FedSDDHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """K models of one architecture, each trained by its own part of every round's clients.
+    """K models of one architecture, each trained by a group of every round's clients.
 
-    A round: the cohort is drawn and divided anew into K groups; each group trains and aggregates its
-    model; aggregates enter a buffer of the last R rounds; the teacher is the mean of the K R models'
-    logits; the main model alone is distilled from it. What enters the buffer is never distilled, and
-    models other than the main one go on from their aggregates. `client_ensembles.with_client_ensembles`
-    evaluates ensembles of clients' models beside it, as the paper's Table 5 does.
+    In each round the cohort is drawn and divided anew into K groups. Each group trains and aggregates
+    its model. The aggregates, before any distillation, enter a buffer of the last R rounds. The teacher
+    is the mean of the logits of these K R models. Only the main model is distilled from it; the others
+    continue from their aggregates. `client_ensembles.with_client_ensembles` also evaluates ensembles of
+    clients' models, as in the paper's Table 5.
 
     Args:
-      pool: the clients, the cohort of all groups together, and the clients' method (FedAvg, FedProx,
-        SCAFFOLD, ...), whose server optimizer is the group's. Client states (SCAFFOLD's variates)
-        are kept per client and model.
+      pool: the clients, the size of the cohort of all groups together, and the clients' method (FedAvg,
+        FedProx, SCAFFOLD, ...). Every group uses this method's server optimizer. Client states
+        (SCAFFOLD's variates) are kept per client and model.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       num_models: K.
       rounds_kept: R.
-      group_sizes: clients of each group; as even as can be, the first ones larger, where not given.
-      distillation: steps, batch size, optimizer, augmentation; 0 steps leave distillation out.
+      group_sizes: clients of each group; by default as even as possible, with the first ones larger.
+      distillation: steps, batch size, optimizer, augmentation; 0 steps: no distillation.
       teaching, hyper, execution: which models learn, the floats of distillation, how clients run.
 
     Raises:
-      ValueError: a number that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_sdd, locals())
     pool = check_fixed_cohorts("fed_sdd", check_pools({"pool": pool}))["pool"]
@@ -137,7 +138,7 @@ def fed_sdd(
     students = list(groups) if teaching.distilled == "all" else [MAIN]
 
     def init(key: jax.Array) -> FedSDDState:
-        # Models start apart: "a distinct set of weights" each.
+        # Each model starts from other values: "a distinct set of weights".
         models = first_models(groups, key)
         room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
         buffer = jax.tree.map(room, stacked_models(groups, models))
@@ -158,7 +159,7 @@ def fed_sdd(
         models, trained = train_groups(
             groups, state.models, client_states, round, hyper.method, execution
         )
-        # Models before any distillation enter the buffer, in the place of round t - R's.
+        # These models, before distillation, replace those of round t - R in the buffer.
         state = buffered(state._replace(models=models), stacked_models(groups, models), round.index)
         if distillation.steps:
 
@@ -199,7 +200,7 @@ def fed_sdd(
         init=init,
         select=select,
         predictors={**algorithm.predictors, ENSEMBLE: ensemble},
-        # Clients use the main model, whichever they train.
+        # Clients predict with the main model, whichever model they train.
         client_models={MAIN: algorithm.client_models[MAIN]},
     )
 

@@ -1,6 +1,7 @@
-"""FedSDD of several architectures, each with models of its own, of which one is distilled.
+"""FedSDD for several architectures: each has several models, and only its main model is distilled.
 
-Kwan and Song 2023, https://arxiv.org/abs/2312.17029, appendix A.5.
+"FedSDD: Scalable and Diversity-enhanced Distillation for Model Aggregation in Federated Learning" (Kwan,
+Song, 2023), appendix A.5. https://arxiv.org/abs/2312.17029
 """
 
 import functools
@@ -67,7 +68,7 @@ class FedSDDPoolsState(NamedTuple):
     Attributes:
       models: name -> the method's server state; a pool's main model has the pool's name.
       buffers: pool -> aggregated models of the last rounds, leaves [rounds kept, models, ...].
-      weights: float [rounds kept], 1 where buffers have a round's models and 0 where not yet.
+      weights: float [rounds kept], 1 if buffers already have a round's models at this place, else 0.
     """
 
     models: dict[str, PyTree]
@@ -86,20 +87,20 @@ def fed_sdd_pools(
     hyper: FedSDDPoolsHyper = FedSDDPoolsHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """FedSDD whose pools have networks of their own: each has K models and distils its main one.
+    """FedSDD with one architecture per pool: each pool has K models and distils its main model.
 
-    A round is `fed_sdd`'s in every pool: its cohort is divided into K groups, which train a model each,
-    and the aggregates enter the pool's buffer. The teacher of all main models is the mean of the logits
-    of all architectures' models in all buffers, each with the same weight. (That it is one ensemble of
-    all of them is our reading of the appendix, and not verified.)
+    In every pool a round is that of `fed_sdd`: its cohort is divided into K groups, each of which trains
+    a model, and the aggregates enter the pool's buffer. All main models have the same teacher: the
+    unweighted mean of the logits of all models in all buffers, over all architectures. (That this is one
+    ensemble is our reading of the appendix, and not verified.)
 
     Args:
       pools: name -> Pool, one architecture each.
-      num_models, rounds_kept: K of every pool, whose groups are as even as can be, and R.
-      columns, num_unlabelled, distillation, teaching, hyper, execution: as `fed_sdd` has them.
+      num_models, rounds_kept: K in every pool, whose groups are as even as possible, and R.
+      columns, num_unlabelled, distillation, teaching, hyper, execution: as in `fed_sdd`.
 
     Raises:
-      ValueError: a pool, number or class count that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_sdd_pools, locals())
     pools = check_fixed_cohorts("fed_sdd_pools", check_pools(pools))
@@ -150,7 +151,7 @@ def fed_sdd_pools(
         if distillation.steps:
 
             def teach(servers: dict[str, PyTree]) -> dict[str, PyTree]:
-                # Appendix A.5: every architecture's main model learns from the one ensemble.
+                # Appendix A.5: every architecture's main model learns from the same ensemble.
                 teacher = mean_logits_of_all(models, buffer_ensembles(state))
                 learners = {name: everyone[name].method for name in students}
                 learn = functools.partial(distilled_students, round=round, hyper=hyper)
@@ -182,7 +183,7 @@ def fed_sdd_pools(
             **algorithm.predictors,
             ENSEMBLE: ensembles_predictor(models, buffer_ensembles),
         },
-        # Clients use their architecture's main model, whichever they train.
+        # Clients predict with their architecture's main model, whichever model they train.
         client_models={name: algorithm.client_models[name] for name in pools},
     )
 
@@ -231,7 +232,7 @@ def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
 
 
 def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Pool]:
-    """A pool for each model: `<pool>`, which is the main one, `<pool>_model_1`, ..."""
+    """A pool for each model: `<pool>` for the main model, `<pool>_model_1`, ..."""
     return {
         pool_name if name == MAIN else f"{pool_name}_{name}": part
         for name, part in groups_of(pool, sizes).items()

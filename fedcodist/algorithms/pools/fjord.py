@@ -53,7 +53,7 @@ Widths = Sequence[Mapping[str, int]]  # of each network: hidden layer -> its uni
 
 
 class FjordHyper(NamedTuple):
-    """Learning rates, alpha (the weight of the full network's answers against labels) and T; traced."""
+    """Learning rates, alpha (weight of the full network's predictions against labels) and T; traced."""
 
     client_learning_rate: Any = 0.05
     server_learning_rate: Any = 1.0
@@ -62,7 +62,7 @@ class FjordHyper(NamedTuple):
 
 
 class OrderedOutputs(NamedTuple):
-    """Logits in training: of a level's full network, and of the part of it that is drawn."""
+    """Logits in training: of a level's full network, and of the drawn part of it."""
 
     full: jax.Array
     drawn: jax.Array
@@ -80,28 +80,28 @@ def fjord(
     hyper: FjordHyper = FjordHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """HeteroFL whose clients draw in every step which of the parts within theirs they train.
+    """HeteroFL whose clients draw in every step a part within their own part, and train it.
 
-    A client of a level draws one of the levels up to its own, each as likely, and trains the first units
-    that this level has. So units are ordered by how often they are trained, and every part is a network
-    of its own. With `self_distillation` the level's full network is trained too, by the labels, and
-    teaches the drawn part: with weights 1 - alpha for the labels and alpha for KL(full || drawn) at
-    temperature T, without a factor T squared. The authors' code in Flower's baselines has alpha = 1 and
-    T = 1. How the paper writes the loss for other values is not verified.
+    In every step a client draws one of the levels up to its own with equal probability, and trains the
+    first units, as many as this level has. So units are ordered by how often they are trained, and every
+    part is usable as a network. With `self_distillation` the level's full network is trained on the
+    labels too, and teaches the drawn part. The drawn part's loss is 1 - alpha times that of the labels
+    plus alpha KL(full || drawn) at temperature T, without a factor T squared. The authors' code in
+    Flower's baselines has alpha = 1 and T = 1. The paper's loss for other values is not verified.
 
     A parameter becomes the mean over the clients whose level has it, weighted by their examples. One
-    level with the whole network and alpha = 1, or without distillation, is FedAvg. Evaluated are the
-    levels' own networks. Widths are those of the levels; a client's level is fixed.
+    level with the whole network and alpha = 1, or without distillation, is FedAvg. The levels' own
+    networks are evaluated. Only the levels' widths are drawn, and each client's level is fixed.
 
     Args:
-      model, levels, layers, columns, training: as in `hetero_fl`. Of any two levels one must lie within
-        the other.
-      self_distillation: whether the full network is trained in every step, and teaches.
+      model, levels, layers, columns, training: as in `hetero_fl`. For any two levels, one must lie
+        within the other.
+      self_distillation: whether the full network is trained in every step, and teaches the drawn part.
       server_optimizer, schedule, execution: as in `hetero_fl`.
       hyper: learning rates, alpha from 0 to 1 and T above 0.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(fjord, locals())
     check_levels(model, levels, layers, columns, HeteroFLAdjustments(masked=False))
@@ -129,16 +129,16 @@ def fjord(
 def with_ordered_dropout(
     network: Model, layers: Sequence[str], widths: Widths, distilled: bool
 ) -> Model:
-    """The network, of which in training a part is drawn: the first units of every hidden layer.
+    """The network of which training uses a random part: the first units of every hidden layer.
 
-    What is left out is multiplied by 0 on both sides of a unit, so it gets no gradient. All parts have
-    the shapes of the full network, so one program draws among them.
+    The parameters before and after an unused unit are multiplied by 0, so they get no gradient. All
+    parts have the shapes of the full network, so one compiled program can draw among them.
 
     Args:
       network: a chain.
       layers: its layers' names in their order.
-      widths: the parts, each equally likely.
-      distilled: whether outputs in training are `OrderedOutputs`; else those of the part.
+      widths: the parts, which are equally likely.
+      distilled: whether outputs in training are `OrderedOutputs`, or only those of the drawn part.
     """
     units = chain_units(variable_shapes(network).params, layers)
     of_groups = {group: np.array([width[group] for width in widths]) for group in widths[0]}
@@ -181,8 +181,8 @@ def _client_update(
     ) -> ClientResult:
         alpha, temperature = hyper.distillation_weight, hyper.temperature
 
-        # In every step a width is drawn. The full network learns the labels, and the part of that width
-        # learns the full network's answers.
+        # In every step a width is drawn. The full network learns the labels, and the part of this width
+        # learns the full network's predictions.
         def loss(outputs: OrderedOutputs, batch: Batch) -> jax.Array:
             target = softened_target(jax.lax.stop_gradient(outputs.full), temperature)
             towards_full = softened(divergence, temperature, scaled=False)(outputs.drawn, target)

@@ -12,17 +12,16 @@ PyTree = Any
 def merge_gradients(pseudo_gradient: PyTree, direction: PyTree, alpha: jax.Array | float) -> PyTree:
     """Returns alpha g + (1 - alpha) d ||g|| / ||d|| (Knowledge Codistillation, algorithm 2).
 
-    The direction is rescaled to the pseudo-gradient's length, so the server optimizer sees values
-    of the size it is tuned for. Norms are over the whole tree. Where d vanishes the result is
-    alpha g: there is nothing to rescale.
+    The direction is rescaled to the pseudo-gradient's norm, so the server optimizer gets values of the
+    size for which it is tuned. Norms are over the whole tree. If d is 0 the result is alpha g.
 
     Args:
       pseudo_gradient: g, the clients' aggregate.
-      direction: d, parameters before distillation minus parameters after, like g.
+      direction: d, parameters before distillation minus parameters after it.
       alpha: weight of the clients' part, in [0, 1].
 
     Raises:
-      ValueError: one line; a pseudo-gradient that is not like the parameters, such as FetchSGD's table.
+      ValueError: the pseudo-gradient does not have the parameters' structure, such as FetchSGD's table.
     """
     structures: list[Any] = [jax.tree.structure(tree) for tree in (pseudo_gradient, direction)]
     if structures[0] != structures[1]:

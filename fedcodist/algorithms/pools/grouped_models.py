@@ -1,4 +1,4 @@
-"""Several models of one architecture that groups of one cohort train: FedSDD's and Fed-ensemble's."""
+"""Several models of one architecture, each trained by a group of one cohort (FedSDD, Fed-ensemble)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ MAIN, ENSEMBLE = "main", "ensemble"
 
 
 def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) -> list[int]:
-    """Clients of each group, as given or as even as can be; raises one line for what cannot be."""
+    """The clients per group: given, or as even as possible. Raises ValueError or TypeError."""
     check_integer("num_models", num_models, low=1)
     if num_models > cohort:
         raise ValueError(
@@ -52,10 +52,10 @@ def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) ->
 
 
 def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
-    """A pool for each model: `main`, `model_1`, ..., each of a part of the cohort.
+    """A pool for each model: `main`, `model_1`, ..., each with a part of the cohort.
 
     Args:
-      pool: the clients, any of whom may be in any group, and their method.
+      pool: the clients, each of whom may be in any group, and their method.
       sizes: clients of each group in a round.
 
     Raises:
@@ -77,8 +77,8 @@ def drawn_groups(
 
     Args:
       pool, sizes: the clients, and how many each group has.
-      round, key: as `FederatedAlgorithm.select` gets them.
-      name: the pool's, where there are several.
+      round, key: as in `FederatedAlgorithm.select`.
+      name: the pool's name, if there are several pools.
     """
     cohort = draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, name, round, key)
     if len(sizes) > 1:
@@ -99,18 +99,18 @@ def train_groups(
 ) -> tuple[dict[str, PyTree], TrainedPools]:
     """Every group trains its model and aggregates it.
 
-    The server gets sums over groups and no client's model, so they could be summed securely.
+    The server gets only sums over groups and no client's model, so secure sums would be possible.
 
     Args:
-      groups: as `groups_of` makes them.
+      groups: made by `groups_of`.
       models: name -> the method's server.
-      client_states, round: as an algorithm's round gets them.
-      hyper: the clients' method's, the same for all models.
+      client_states, round: as in `FederatedAlgorithm.round`.
+      hyper: hyper-parameters of the clients' method, the same for all models.
       execution: how clients are executed.
-      stream: the pool's name, where there are several.
+      stream: the pool's name, if there are several pools.
 
     Returns:
-      The servers after the round, and what else it leaves.
+      The servers after the round, and the other results of training.
     """
     # Every client belongs to one group, so all groups draw from one stream, as FedAvg would.
     cohorts = {name: round.inputs.cohorts[name] for name in groups}
@@ -132,9 +132,9 @@ def _train_in_a_loop(
     execution: Execution,
     stream: str,
 ) -> tuple[dict[str, PyTree], TrainedPools]:
-    """As `train_groups`, by one program for all groups, so that it compiles once.
+    """Like `train_groups`, but with one program for all groups, so that it compiles once.
 
-    It has as many slots as the largest group; those beyond a group's clients are empty.
+    It has as many slots as the largest group. Smaller groups have empty slots.
     """
     pool = next(iter(groups.values()))
     cohorts = {name: round.inputs.cohorts[name] for name in groups}
@@ -168,14 +168,14 @@ def _train_in_a_loop(
 
 
 def first_models(groups: Mapping[str, Pool], key: jax.Array) -> dict[str, PyTree]:
-    """The servers before the first round: every group's own draw, by one program for all."""
+    """The servers before the first round, with other initial values in every group."""
     pool = next(iter(groups.values()))
     draws = jnp.stack([keys.derive(key, "init", name) for name in groups])
     return dict(zip(groups, _unstacked(jax.lax.map(pool.method.init, draws)), strict=True))
 
 
 def _unstacked(tree: PyTree) -> list[PyTree]:
-    """The trees whose leaves are stacked in this one's."""
+    """The inverse of stacking trees along the first axis."""
     count = len(jax.tree.leaves(tree)[0])
     return [jax.tree.map(lambda leaf, k=k: leaf[k], tree) for k in range(count)]
 

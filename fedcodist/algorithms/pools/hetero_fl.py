@@ -1,6 +1,7 @@
-"""HeteroFL (Diao et al., 2021): clients of several capacities train nested parts of one network.
+"""HeteroFL: clients of several capacities train nested parts of one network.
 
-https://arxiv.org/abs/2010.01264
+"HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients" (Diao,
+Ding, Tarokh, 2021). https://arxiv.org/abs/2010.01264
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ class HeteroFLLevel(NamedTuple):
     """Clients of one complexity level.
 
     Attributes:
-      model: the network with fewer units in its hidden layers, or as many.
+      model: the level's network, with at most as many units per hidden layer as the whole network.
       clients: int [level], the clients' indices in the federated data. Levels may overlap.
       cohort_size: clients drawn per round, without replacement, independently of other levels.
     """
@@ -43,15 +44,15 @@ class HeteroFLLevel(NamedTuple):
 
 
 class HeteroFLAdjustments(NamedTuple):
-    """What the paper does beside averaging nested parts, for clients' classes and levels' widths.
+    """The paper's adjustments for clients' classes (masks) and levels' widths (scaling).
 
     Attributes:
-      masked: whether logits of classes that a client does not have are zero in its training, and the
-        output layer's columns and biases of a class are averaged over the clients that have it.
-      scaled: whether hidden layers' outputs are divided by the share of units that the level has of
-        them. Layers must be modules of Flax linen, which all of ours are. (The paper's networks do so in
-        training alone, before a normalisation that undoes it; here it is a part of the network.)
-      wrapped: the levels' method -> what its clients follow, such as
+      masked: whether logits of classes that a client does not have are set to zero in its training. The
+        output layer's parameters of a class are then averaged over the clients that have this class.
+      scaled: whether hidden layers' outputs are divided by the level's share of the layer's units. The
+        layers must be Flax linen modules, as those of this library are. (The paper's networks scale only
+        in training, before a normalisation that undoes it; here it is a part of the network.)
+      wrapped: the levels' method -> the method that clients follow, such as
         `lambda method: private(method, clip=1.0, noise_multiplier=0.8)`, which needs masked=False.
     """
 
@@ -72,13 +73,14 @@ def hetero_fl(
     hyper: FedAvgHyper = FedAvgHyper(),
     execution: Execution = Execution(),
 ) -> FederatedAlgorithm:
-    """One network of which every level of clients trains the first units of each hidden layer.
+    """Clients of each level train the first units of every hidden layer of one network.
 
-    So smaller levels' parts lie within larger ones'. The server's pseudo-gradient is, for every
-    parameter, the mean over the clients that had it, each counting the same, and 0 where no client had.
-    With SGD of rate 1 a parameter becomes their mean, or stays; moments of another optimizer may move it
-    on. Without masks, one level with the whole network is FedAvg with equal weights. What is evaluated
-    are the levels' own networks. A client's level is fixed ("fix" in the paper).
+    So the parts of smaller levels lie within those of larger levels. For every parameter the server's
+    pseudo-gradient is the unweighted mean over the clients that had it, and 0 if no client had it. With
+    SGD of rate 1 a parameter becomes the mean of these clients' values, or does not change; moments of
+    another optimizer may still change it. Without masks, one level with the whole network is FedAvg with
+    equal weights. The levels' own networks are evaluated. Each client's level is fixed (the paper's
+    "fix").
 
     Args:
       model: the whole network, a chain of dense or convolutional layers without mutable state, of
@@ -86,13 +88,13 @@ def hetero_fl(
         normalisation, which needs statistics of all clients' examples after training, is not offered.)
       levels: name -> HeteroFLLevel.
       layers: the layers' names in their order; the last returns logits [batch, classes].
-      columns: the federated data's columns, for counting bytes; 'label' is read by masks.
+      columns: the federated data's columns, for counting bytes; masks need 'label'.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
       adjustments: masks and scales.
       execution: how clients are executed.
 
     Raises:
-      ValueError: one line that names the argument and what is allowed.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(hetero_fl, locals())
     check_levels(model, levels, layers, columns, adjustments)
@@ -129,12 +131,12 @@ def pools_of_levels(
     adjustments: HeteroFLAdjustments,
     first_unit: Callable[[Any], Any] = lambda server: 0,
 ) -> tuple[dict[str, Pool], dict[str, PartOf]]:
-    """Every level's clients, and which parameters of the whole they have.
+    """Every level's clients, and which parameters of the whole network they have.
 
     Args:
       whole: the method of the whole network.
       levels, layers, training, adjustments: as in `hetero_fl`.
-      first_unit: the server's state -> the unit of every hidden layer with which the parts begin.
+      first_unit: the server's state -> index of the unit at which the parts begin in every hidden layer.
     """
     pools, parts = {}, {}
     for level, settings in levels.items():

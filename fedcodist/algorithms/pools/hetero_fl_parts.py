@@ -1,4 +1,4 @@
-"""HeteroFL's nested networks: which part of the whole a level has, how it is scaled and trained."""
+"""HeteroFL's nested networks: which part of the whole network a level has, its scaling and training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,11 +33,11 @@ def part_of_level(
       scaled: whether the level's layers are scaled by their shares of units.
 
     Returns:
-      (part_at, network): the part that begins with a unit of every hidden layer, by its number, and goes
-      on with the first where there are no more; and the level's network.
+      (part_at, network): a function from the index of the first unit to the part that begins there in
+      every hidden layer, and continues with unit 0 after the last unit; and the level's network.
 
     Raises:
-      ValueError: one line; networks that are no chains, or do not fit.
+      ValueError: networks that are not chains, or do not fit together.
     """
     shapes, smaller = variable_shapes(model).params, variable_shapes(level).params
     check_chain(shapes, smaller, layers)
@@ -46,7 +46,7 @@ def part_of_level(
     shares = {group: count.kept / count.whole for group, count in counts.items()}
 
     def part_at(first: int | jax.Array) -> Part:
-        # NumPy's where `first` is a number: making an algorithm starts no device.
+        # With NumPy, since making an algorithm must not start a device (unless `first` is a JAX array).
         kept = {group: (np.arange(n.kept) + first) % n.whole for group, n in counts.items()}
         return part_at_places(places_of(kept, shapes, units), shapes)
 
@@ -70,7 +70,7 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
     ) -> ClientResult:
         classes, loss = None, None
         if masked:
-            # Masked cross-entropy: logits of classes that the client does not have are 0.
+            # Masked cross-entropy: logits of classes without examples at the client are set to 0.
             classes = classes_of(data, network.num_classes)
             loss = lambda outputs, batch: network.loss(jnp.where(classes > 0, outputs, 0), batch)
         trained = train_client(
@@ -89,17 +89,18 @@ def classes_of(data: ClientData, classes: int) -> jax.Array:
 
 
 def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:
-    """The model, but what a layer returns is divided by its share of units.
+    """The model with each layer's outputs divided by the layer's share of units.
 
-    A layer that keeps r of its units adds up to r of what the next one is used to. Whether the ReLU or
-    the pooling that follows is within the layer's module is the same: neither minds the scale.
+    With a share r of the units, the sum that the next layer computes is about r of its usual size. It
+    does not matter whether the ReLU or pooling that follows is part of the layer's module, because both
+    commute with the scaling.
 
     Args:
       model: of a Flax linen network.
-      shares: name of a submodule of the network itself -> its share.
+      shares: name of a direct submodule of the network -> its share.
 
     Raises:
-      ValueError: a name that is not called as a submodule.
+      ValueError: the network does not call a submodule of this name.
     """
     called = set()
 

@@ -1,4 +1,4 @@
-"""Pools of clients that train a federated model each, on their own."""
+"""Pools of clients that each train a federated model, without distillation between pools."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +21,13 @@ def independent_pools(
     execution: Execution = Execution(),
     name: str = "",
 ) -> FederatedAlgorithm:
-    """Every pool on its own: the baseline that codistillation is compared with.
+    """Every pool trains on its own: the baseline of codistillation.
 
     Args:
       pools: name -> Pool.
       columns: the federated data's columns (arrays or shapes), for counting bytes.
       execution: how clients are executed.
-      name: the method's name in tables; where not given, the names of the pools' methods.
+      name: the method's name in tables; by default the names of the pools' methods.
     """
     check_arguments(independent_pools, locals())
     pools = check_pools(pools)

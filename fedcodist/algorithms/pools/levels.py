@@ -1,4 +1,4 @@
-"""Levels of clients that train parts of one network: what HeteroFL and methods beside it share."""
+"""Levels of clients that train parts of one network: shared by HeteroFL, FedRolex, FjORD and DepthFL."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +25,8 @@ class Part(NamedTuple):
     """Which parameters of the whole network a level has.
 
     Attributes:
-      taken: the whole's parameters -> the level's.
-      put_back: a tree like the level's parameters -> one like the whole's, 0 where the level has none.
+      taken: the whole network's parameters -> the level's parameters.
+      put_back: a tree of the level's structure -> one of the whole's, 0 where the level has nothing.
     """
 
     taken: Callable[[PyTree], PyTree]
@@ -37,10 +37,10 @@ PartOf = Callable[[PyTree], Part]  # the server's state -> the part that a level
 
 
 def part_at_places(places: PyTree, shapes: PyTree) -> Part:
-    """The part of some coordinates of every parameter.
+    """The part that consists of some coordinates of every parameter.
 
     Args:
-      places: as `places_of` makes them.
+      places: the coordinates, made by `places_of`.
       shapes: of the whole network's parameters.
     """
     return Part(
@@ -49,14 +49,13 @@ def part_at_places(places: PyTree, shapes: PyTree) -> Part:
 
 
 def part_of_leaves(shapes: PyTree, smaller: PyTree) -> Part:
-    """The part of some parameters that are whole.
+    """The part that consists of some whole parameters.
 
     Args:
-      shapes, smaller: of the whole network's parameters and the level's.
+      shapes, smaller: the shapes of the whole network's and the level's parameters.
 
     Raises:
-      ValueError: names a parameter of the level that the whole network does not have, or of another
-        shape.
+      ValueError: names a parameter of the level that the whole network lacks or has in another shape.
     """
     whole, names = named_leaves(shapes), named_leaves(smaller)
     for name, leaf in names.items():
@@ -87,7 +86,7 @@ def always(part: Part) -> PartOf:
 
 @contextlib.contextmanager
 def of_level(level: str) -> Iterator[None]:
-    """Puts the level's name before messages."""
+    """Puts the level's name before messages of ValueErrors."""
     try:
         yield
     except ValueError as error:
@@ -97,14 +96,14 @@ def of_level(level: str) -> Iterator[None]:
 def level_method(
     whole: FederatedMethod, network: Model, part: PartOf, client_update: Any, reduce: Reduce
 ) -> FederatedMethod:
-    """What a level's clients do; its server is the whole's.
+    """The method of a level's clients; the server is that of the whole network.
 
     Args:
-      whole: FedAvg of the whole network, or what has a server in its manner.
-      network: the level's.
-      part: which parameters of the whole it has.
-      client_update: a FederatedMethod's, of the level's network.
-      reduce: as `mean_and_owners` makes it.
+      whole: FedAvg of the whole network, or a method with such a server.
+      network: the level's network.
+      part: which parameters of the whole network it has.
+      client_update: of a FederatedMethod, for the level's network.
+      reduce: made by `mean_and_owners`.
     """
 
     def variables(server: PyTree) -> Variables:
@@ -129,17 +128,17 @@ def algorithm_of_levels(
     execution: Execution,
     hyper_of_round: Callable[[PyTree, jax.Array], PyTree] = lambda hyper, round: hyper,
 ) -> FederatedAlgorithm:
-    """One network of which every level's clients train a part, as an algorithm.
+    """An algorithm in which every level's clients train a part of one network.
 
-    The server's pseudo-gradient is, for every parameter, the mean over the clients that had it, and 0
-    where no client had. What is evaluated are the levels' own networks.
+    For every parameter the server's pseudo-gradient is the mean over the clients that had it, and 0 if
+    no client had it. The levels' own networks are evaluated.
 
     Args:
       name, columns, hyper, execution: as an algorithm's own arguments.
       whole: the method of the whole network; its server is the algorithm's state.
       pools: level -> its clients and their `level_method`.
       parts: level -> which parameters it has.
-      hyper_of_round: (hyper, round) -> what clients are given in a round.
+      hyper_of_round: (hyper, round) -> the clients' hyper-parameters in a round.
     """
     pools = check_pools(pools, "levels")
     shapes = variable_shapes(whole.model).params
@@ -158,7 +157,7 @@ def algorithm_of_levels(
         state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
 
-    # With the whole network it starts as a pool of this level's name would in another algorithm.
+    # If a level has the whole network, initial values are as in a pool with its name (other methods).
     is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
     start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
     algorithm = assemble(name, pools, columns, hyper, round_, servers=same, hyper_of_methods=same)
@@ -168,11 +167,11 @@ def algorithm_of_levels(
 def mean_of_owners(
     aggregates: Mapping[str, Aggregate], parts: Mapping[str, Part], shapes: PyTree
 ) -> PyTree:
-    """The mean of every parameter of the whole over the clients that had it; 0 where none had.
+    """The mean of every parameter of the whole network over the clients that had it; 0 if none had it.
 
     Args:
-      aggregates: level -> the mean over its clients, and as `extra` how many of them had each parameter,
-        or their weights' sum, of a shape that broadcasts to the parameter's.
+      aggregates: level -> the mean over its clients. `extra` is the number of clients that had each
+        parameter, or the sum of their weights, in a shape that broadcasts to the parameter's.
       parts: level -> which parameters it has.
       shapes: of the whole.
     """
@@ -195,11 +194,11 @@ def mean_of_owners(
 def mean_and_owners(last: str | None = None) -> Reduce:
     """The weighted mean of every parameter over a level's clients that had it, and their weights' sum.
 
-    A client has all of its network's parameters. Where it says which classes it has (`extra`), it has of
-    the output layer theirs alone.
+    A client has all of its network's parameters. But if its `extra` says which classes it has, it only
+    has the output layer's parameters of these classes.
 
     Args:
-      last: the output layer's name; None where no client says which classes it has.
+      last: the output layer's name; None if clients do not send which classes they have.
     """
 
     def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:

@@ -1,5 +1,6 @@
-"""MergedCodist (Knowledge Codistillation, Lichtarge et al., 2023, algorithm 2).
+"""MergedCodist: every round merges clients' pseudo-gradients with distillation from the other models.
 
+"Heterogeneous Federated Learning Using Knowledge Codistillation" (Lichtarge et al., 2023), algorithm 2.
 https://arxiv.org/abs/2310.02549
 """
 
@@ -38,8 +39,8 @@ class MergedHyper(NamedTuple):
     Attributes:
       codistillation: methods' and teaching hyper-parameters.
       alpha: pool -> weight of the clients' pseudo-gradient, in [0, 1].
-      skip: 1 leaves distillation out in rounds whose alphas are all 1, where it would be computed
-        and weighted by nothing; 0 computes it all the same.
+      skip: 1 leaves distillation out in rounds whose alphas are all 1, when its weight is 0; 0 always
+        computes it.
     """
 
     codistillation: CodistillationHyper
@@ -61,26 +62,26 @@ def merged_codistillation(
 ) -> FederatedAlgorithm:
     """Every round merges the clients' pseudo-gradient with a step towards the other models.
 
-    The models as they were *before* the round's update are both frozen teachers and where the students
-    start. With g a pool's pseudo-gradient and d its student's parameters at the start less those at the
-    end, the server optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| in place of g. Batch statistics
-    are the client aggregate's; the students' are discarded.
+    The models *before* the round's update are both the frozen teachers and the students' starting
+    points. Let g be a pool's pseudo-gradient, and d its student's parameters at the start minus those at
+    the end. The server optimizer then gets alpha g + (1 - alpha) d ||g|| / ||d|| in place of g. Batch
+    statistics are those of the clients' aggregate; the students' are discarded.
 
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`. They need a
-        column `label` where a `teaching` has a `label_interpolation`.
+        column `label` if any `teaching` has a `label_interpolation`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       alpha: weight of the pseudo-gradient in [0, 1], one for all pools or pool -> weight.
       alpha_schedule: (alpha, round from 0) -> alpha of that round, in [0, 1].
       skip_at_alpha_one: leave distillation out in rounds in which every alpha is 1.
       distillation: steps, batch size, optimizer, augmentation.
-      teaching: pool -> TeachingHyper, the defaults where not given.
+      teaching: pool -> TeachingHyper; the default for pools that are not given.
       execution: how clients are executed.
 
     Raises:
-      ValueError: a pool, number or class count that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(merged_codistillation, locals())
     pools, codistillation = check_codistillation(
@@ -97,12 +98,12 @@ def merged_codistillation(
         state: dict[str, PyTree], client_states: PyTree, round: Round, hyper: MergedHyper
     ) -> tuple[dict[str, PyTree], PyTree, dict[str, jax.Array]]:
         methods, teaching = hyper.codistillation
-        # Algorithm 2, in every round: clients' pseudo-gradients g of the models theta^t.
+        # Algorithm 2, in every round: clients' pseudo-gradients g at the models theta^t.
         trained = train_pools(pools, state, client_states, round, methods, execution)
         before = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
 
         def distilled_directions() -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
-            # Teachers and students' starts are theta^t too; d is theta^t less the student.
+            # Teachers and students start at theta^t too; d is theta^t minus the student.
             distilled = codistill(pools, before, round, teaching, distillation, num_rounds)
             directions = {
                 name: jax.tree.map(jnp.subtract, before[name].params, student.params)
@@ -119,7 +120,7 @@ def merged_codistillation(
         is_skipped = jnp.logical_and(hyper.skip > 0, all_one)
         directions, losses = jax.lax.cond(is_skipped, no_directions, distilled_directions)
 
-        # The server optimizer takes alpha g + (1 - alpha) d ||g|| / ||d|| as it would take g.
+        # The server optimizer gets alpha g + (1 - alpha) d ||g|| / ||d|| in place of g.
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
@@ -149,7 +150,7 @@ def _checked_alphas(
     pools: Mapping[str, Pool],
     num_rounds: int,
 ) -> dict[str, Any]:
-    """Pool -> alpha, or one line for one that makes no sense."""
+    """Pool -> alpha; raises ValueError or TypeError that names `alpha` or its schedule."""
     alphas = dict(alpha) if isinstance(alpha, Mapping) else dict.fromkeys(pools, alpha)
     if set(alphas) != set(pools):
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
@@ -160,7 +161,7 @@ def _checked_alphas(
 
 
 def _check_teachers(codistillation: CodistillationHyper) -> None:
-    """Raises one line for a student without any teacher but itself."""
+    """Raises ValueError for a student that has no teacher but itself."""
     for name, hyper in codistillation.teaching.items():
         if hyper.interpolation == 1 and not hyper.label_interpolation:
             raise ValueError(
@@ -173,7 +174,7 @@ def _check_teachers(codistillation: CodistillationHyper) -> None:
 def _check_schedule(
     alpha_schedule: Callable[[Any, Any], Any], alpha: float, num_rounds: int
 ) -> None:
-    """Raises one line for a value outside [0, 1] in a round, of very many rounds in some of them."""
+    """Raises ValueError for a value outside [0, 1]. Of very many rounds only some are checked."""
     count = min(num_rounds, _ROUNDS_LOOKED_AT)
     for round in np.linspace(0, num_rounds - 1, count).astype(np.int32):
         value = float(alpha_schedule(alpha, round))

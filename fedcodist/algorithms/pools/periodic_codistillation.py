@@ -1,5 +1,6 @@
-"""PeriodicCodist (Knowledge Codistillation, Lichtarge et al., 2023, algorithm 1).
+"""PeriodicCodist: every p rounds the pools' models are replaced by students that learn from each other.
 
+"Heterogeneous Federated Learning Using Knowledge Codistillation" (Lichtarge et al., 2023), algorithm 1.
 https://arxiv.org/abs/2310.02549
 """
 
@@ -42,23 +43,23 @@ def periodic_codistillation(
     """Every `period` rounds the pools' models are replaced by students of each other.
 
     Each round is one round of every pool's own method. After rounds period, 2 period, ... (counted
-    from 1) frozen copies of the updated models teach students that start from the same values; the
+    from 1) frozen copies of the updated models teach students that start from the same values. The
     students replace the models, and the server optimizers' moments start afresh. Learning-rate
-    schedules go on.
+    schedules continue.
 
     Args:
       pools: name -> Pool, two or more, composed of any single-model methods.
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`. They need a
-        column `label` where a `teaching` has a `label_interpolation`.
+        column `label` if any `teaching` has a `label_interpolation`.
       num_rounds: rounds T of the whole run, for the decay of distillation learning rates.
       period: rounds from one codistillation to the next.
       distillation: steps, batch size, optimizer, augmentation.
-      teaching: pool -> TeachingHyper, the defaults where not given.
+      teaching: pool -> TeachingHyper; the default for pools that are not given.
       execution: how clients are executed.
 
     Raises:
-      ValueError: a pool, number or class count that makes no sense; names it.
+      ValueError: names the argument and what is allowed.
     """
     check_arguments(periodic_codistillation, locals())
     pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
@@ -91,10 +92,10 @@ def periodic_codistillation(
         def replace_models(
             state: dict[str, PyTree],
         ) -> tuple[dict[str, PyTree], dict[str, jax.Array]]:
-            # Where p divides t: frozen copies of the updated models teach students that start there,
+            # If p divides t: frozen copies of the updated models teach students with the same start,
             updated = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
             distilled = codistill(pools, updated, round, hyper.teaching, distillation, num_rounds)
-            # the students replace the models, and the servers' moments start afresh.
+            # the students replace the models, and the server optimizers start afresh.
             state = set_models(pools, state, distilled.students, reset_optimizer=True)
             return state, loss_metrics(distilled, pools)
 

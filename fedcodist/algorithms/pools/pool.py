@@ -1,4 +1,4 @@
-"""Pools of clients, one federated model each, and how they and a round make an algorithm."""
+"""Pools of clients, each with one federated model, and `assemble`, which makes an algorithm of pools."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class Pool(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Clients that a round has room for."""
+        """The number of client slots in a round."""
         if self.poisson is None:
             return self.cohort_size
         return self.poisson.slots(len(self.clients), self.cohort_size)
@@ -66,17 +66,17 @@ def assemble(
     hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
     drawn: Mapping[str, Pool] | None = None,
 ) -> FederatedAlgorithm:
-    """Makes an algorithm of pools and a round.
+    """Makes an algorithm from pools and a function of one round.
 
     Args:
       name, pools, columns, hyper: as an algorithm's own arguments.
       round_: FederatedAlgorithm.round.
-      select_examples: (round, key) -> data set -> places of a round's examples that are not clients'.
+      select_examples: (round, key) -> data set -> indices of the round's examples of other data sets.
       data_set_sizes: data set -> examples that it must have.
-      servers: state -> pool -> the method's server; the state itself where not given.
-      hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; the field `methods` of `hyper`,
-        or `hyper` itself, where not given.
-      drawn: the pools whose cohorts are drawn by themselves, where `pools` are groups of these cohorts.
+      servers: state -> pool -> the method's server; by default the state itself.
+      hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; by default the field `methods`
+        of `hyper`, or else `hyper` itself.
+      drawn: the pools whose cohorts are drawn independently, if `pools` are groups of these cohorts.
     """
     has_server = servers is None
     hyper_of = hyper_of_methods or _hyper_of_methods
@@ -139,7 +139,7 @@ def _drawn(name: str, pool: Pool, round: jax.Array, key: jax.Array) -> jax.Array
 
 
 def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
-    """What the accounting of privacy has to know of the pools; empty where none is private."""
+    """The pools' cohorts, for privacy accounting; empty if no pool is private."""
     if all(pool.method.privacy is None for pool in pools.values()):
         return {}
     return {
@@ -166,13 +166,13 @@ def client_models(
     servers: Callable[[PyTree], Mapping[str, PyTree]],
     hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]],
 ) -> ClientModels:
-    """What a pool's clients would use: the shared model and personal ones, as they are and fine-tuned.
+    """The models that a pool's clients would use: shared and personal, before and after fine-tuning.
 
     Args:
-      name: the pool's, which is the shared model's too; personal models are `<pool>_<name>`, and a
-        model after local training is `<model>_fine_tuned`.
+      name: the pool's name, also that of the shared model. Personal models are named `<pool>_<name>`,
+        and a model after local training `<model>_fine_tuned`.
       pool: its clients and method.
-      servers, hyper_of_methods: as `assemble` has them.
+      servers, hyper_of_methods: as in `assemble`.
     """
     method = pool.method
     called = {SHARED_MODEL: name} | {one: f"{name}_{one}" for one in method.personal_models}
@@ -204,11 +204,11 @@ def client_models(
 def _personal_models(
     pool: str, method: FederatedMethod, server: Callable[[PyTree], PyTree]
 ) -> dict[str, PersonalModel]:
-    """The method's models that a pool's clients keep, `<pool>_<name>`, of the algorithm's state.
+    """`<pool>_<name>` -> the personal models of a pool's clients, which read the algorithm's state.
 
     Args:
       pool: its name.
-      method: the pool's.
+      method: the pool's method.
       server: algorithm's state -> the method's server.
     """
 
@@ -221,7 +221,7 @@ def _personal_models(
 
 
 def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, Pool]:
-    """Returns the pools with sorted clients, or raises one line that names what is wrong.
+    """Returns the pools with sorted clients, or raises ValueError or TypeError that names the argument.
 
     Args:
       pools: name -> Pool.
@@ -252,7 +252,7 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
 
 
 def _check_cohorts(where: str, pool: Pool) -> None:
-    """Raises one line for a Poisson cohort, or what a private sum needs of one, that does not fit."""
+    """Raises ValueError for a Poisson cohort that does not fit the pool, or not a private sum."""
     if pool.poisson is not None:
         pool.poisson.check_pool(where, len(pool.clients), pool.cohort_size)
     if pool.method.privacy is None:
@@ -272,7 +272,7 @@ def _check_cohorts(where: str, pool: Pool) -> None:
 
 
 def _check_bands(where: str, pool: Pool, bands: int) -> None:
-    """Raises one line unless a client takes part at most once in the rounds that share noise."""
+    """Raises ValueError unless a client takes part at most once in the rounds that share noise."""
     cycle = 1 if pool.poisson is None else pool.poisson.cycle
     if cycle < bands:
         raise ValueError(
@@ -282,7 +282,7 @@ def _check_bands(where: str, pool: Pool, bands: int) -> None:
 
 
 def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]:
-    """The pools; raises one line for a Poisson one, where rounds need a fixed number of clients."""
+    """The pools. Raises ValueError for Poisson cohorts, in methods with a fixed number of clients."""
     for pool in pools.values():
         if pool.poisson is not None:
             raise ValueError(
@@ -292,7 +292,7 @@ def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]
 
 
 def check_class_counts(pools: Mapping[str, Pool]) -> None:
-    """Raises one line unless the pools' models, which teach each other, have as many classes."""
+    """Raises ValueError unless the pools' models, which teach each other, have equally many classes."""
     classes = {name: pool.method.model.num_classes for name, pool in pools.items()}
     if 1 in classes.values():
         raise ValueError(
@@ -306,7 +306,7 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
 
 
 def check_client_models(pools: Mapping[str, Pool]) -> None:
-    """Raises one line unless clients' models are told by what they send."""
+    """Raises ValueError unless the server can compute clients' models from what they send."""
     check_fixed_cohorts("a server that reads the clients' models", pools)
     for name, pool in pools.items():
         if pool.method.privacy is not None:

@@ -1,4 +1,4 @@
-"""What rounds of pools are made of: cohorts train, servers take a step or another model."""
+"""The parts of a round of pools: cohorts train, and servers take a step or get another model."""
 
 import functools
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ PyTree = Any
 
 
 class TrainedPools(NamedTuple):
-    """What a round of local training leaves, by pool.
+    """The results of a round of local training, by pool.
 
     Attributes:
-      aggregates: what the servers learn.
-      client_states: what the cohorts' clients keep.
+      aggregates: what the servers get.
+      client_states: the cohorts' new client states.
       metrics: `<pool>/<name>` -> scalar.
-      members, results: the clients' trained models, and all that they returned; leaves [cohort, ...],
-        where asked for.
+      members, results: the clients' trained models, and their ClientResults; leaves [cohort, ...]. Only
+        if `train_pools` was called with `members`.
     """
 
     aggregates: dict[str, Aggregate]
@@ -41,7 +41,7 @@ class TrainedPools(NamedTuple):
 
 
 class TrainedPool(NamedTuple):
-    """What a round of local training leaves in one pool, see `TrainedPools`."""
+    """The results of a round of local training in one pool, see `TrainedPools`."""
 
     aggregate: Aggregate
     client_states: PyTree
@@ -54,9 +54,9 @@ class PoolKeys(NamedTuple):
     """The keys of a pool's round.
 
     Attributes:
-      clients: from which the clients' own are derived; pools that divide one cohort share it.
-      masks, reduction: of what hides the clients' updates, and of what a reduction draws, such as its
-        noise; no two pools share these.
+      clients: the clients' keys are derived from it. Pools that divide one cohort share it.
+      masks, reduction: for the masks that hide clients' updates, and for the reduction's draws, such as
+        its noise. No two pools share these.
     """
 
     clients: jax.Array
@@ -79,8 +79,8 @@ def train_pools(
     Args:
       pools, execution: who trains and how.
       state, client_states, round, hyper: as an algorithm's round gets them.
-      stream: name under which all pools' clients draw their random numbers; each pool's own where
-        not given. Pools that divide one cohort among them share a name.
+      stream: the name from which clients' keys are derived in all pools; by default each pool's own
+        name. Pools that divide one cohort share a name.
       members: whether to return every client's model and result.
     """
     trained = {}
@@ -102,7 +102,7 @@ def train_pools(
             members,
         )
         if drawn is not None:
-            # Beyond the bound on their number, see `PoissonCohort`.
+            # Clients beyond the bound on a cohort, see `PoissonCohort`.
             left_out = jnp.maximum(drawn - len(cohort.clients), 0)
             metrics = trained[name].metrics | {"clients_left_out": left_out}
             trained[name] = trained[name]._replace(metrics=metrics)
@@ -126,7 +126,7 @@ def train_pool(
     execution: Execution,
     members: bool = False,
 ) -> TrainedPool:
-    """Runs one pool's cohort; arguments as `train_pools` has them, of this pool."""
+    """Runs one pool's cohort. Arguments are those of `train_pools`, for this pool."""
     method, message = pool.method, pool.method.broadcast(server)
     with of_clients(pool.clients):
         result = for_each_client(
@@ -164,7 +164,7 @@ def train_pool(
 
 
 def by_pool(trained: Mapping[str, TrainedPool]) -> TrainedPools:
-    """The rounds of several pools as one."""
+    """The results of several pools as one TrainedPools."""
     return TrainedPools(
         aggregates={name: pool.aggregate for name, pool in trained.items()},
         client_states={name: pool.client_states for name, pool in trained.items()},
@@ -179,7 +179,7 @@ def by_pool(trained: Mapping[str, TrainedPool]) -> TrainedPools:
 
 
 def _where(flags: jax.Array, chosen: PyTree, other: PyTree) -> PyTree:
-    """The trees' leaves [slots, ...], of the first one where the flag is true."""
+    """Leaves [slots, ...] of `chosen` where the flag is true, and of `other` elsewhere."""
     expanded = lambda leaf: flags.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda a, b: jnp.where(expanded(a), a, b), chosen, other)
 
@@ -191,14 +191,14 @@ def aggregate_of_some(
     is_kept: jax.Array,
     key: jax.Array,
 ) -> Aggregate:
-    """The aggregate of some of a cohort's clients; of all where it would be of none.
+    """The aggregate of some of a cohort's clients; of all clients if none is kept.
 
     Args:
-      method: the clients'.
-      server: as they received it.
-      results: what they returned, leaves [cohort, ...].
+      method: the clients' method.
+      server: the server before the round.
+      results: the clients' results, leaves [cohort, ...].
       is_kept: bool [cohort].
-      key: of what the reduction draws.
+      key: for the draws of the reduction.
     """
     is_kept = is_kept | ~jnp.any(is_kept)
 
@@ -231,7 +231,7 @@ def set_models(
     models: Mapping[str, Variables],
     reset_optimizer: bool = False,
 ) -> dict[str, PyTree]:
-    """Every pool's server with another model, and a fresh optimizer where it says so."""
+    """Every pool's server with another model, and with a fresh optimizer if `reset_optimizer`."""
     return {
         name: pool.method.set_model(state[name], models[name], reset_optimizer=reset_optimizer)
         for name, pool in pools.items()
