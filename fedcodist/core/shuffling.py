@@ -118,7 +118,7 @@ def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Arr
       ValueError: names `count` if it is larger than the number of examples.
     """
     if not 1 <= count <= len(labels):
-        raise ValueError(f"count must be between 1 and {len(labels)} rows, got {count}.")
+        raise ValueError(f"count must be between 1 and {len(labels)} examples, got {count}.")
     classes, sizes = np.unique(labels, return_counts=True)
     shares = count * sizes / len(labels)
     counts = np.floor(shares).astype(int)

@@ -97,7 +97,13 @@ def apfl(
     check_arguments(apfl, locals())
     check_number("hyper.alpha", hyper.alpha, low=0, high=1)
     check_number("hyper.alpha_learning_rate", hyper.alpha_learning_rate, low=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
     both_training = training._replace(optimizer=_with_share(training.optimizer))
 
     def client_update(

@@ -72,7 +72,13 @@ def ditto(
     check_arguments(ditto, locals())
     check_integer("personal_epochs", personal_epochs, low=1, high=MOST_EPOCHS)
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
     of_personal = training._replace(epochs=personal_epochs)
 
     def client_update(

@@ -100,7 +100,13 @@ def fed_gkd(
     check_integer("models_kept", models_kept, low=1)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
     divergence = kl_divergence("forward")
 
     def init(key: jax.Array) -> FedGKDServer:

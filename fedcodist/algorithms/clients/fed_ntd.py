@@ -71,7 +71,13 @@ def fed_ntd(
     check_arguments(fed_ntd, locals())
     check_number("hyper.not_true_weight", hyper.not_true_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
 
     def client_update(
         message: Variables,

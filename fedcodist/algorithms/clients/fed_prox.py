@@ -55,7 +55,13 @@ def fed_prox(
     """
     check_arguments(fed_prox, locals())
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
 
     def client_update(
         message: Variables,

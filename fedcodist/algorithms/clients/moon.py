@@ -83,7 +83,13 @@ def moon(
     check_arguments(moon, locals())
     check_number("hyper.contrast_weight", hyper.contrast_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
 
     def client_update(
         message: Variables,

@@ -18,8 +18,13 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.clients.kept_model import KeptModel, keep, kept_or_servers, room_for_model
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.algorithms.clients.personal_model_state import (
+    PersonalModelState,
+    no_personal_model,
+    personal_or_server_model,
+    with_personal_model,
+)
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -82,11 +87,17 @@ def p_fed_me(
     check_integer("personal_steps", personal_steps, low=1)
     check_number("hyper.personal_learning_rate", hyper.personal_learning_rate, low=0)
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
 
     def client_update(
         message: Variables,
-        client_state: KeptModel,
+        client_state: PersonalModelState,
         data: ClientData,
         key: jax.Array,
         hyper: PFedMeHyper,
@@ -125,13 +136,13 @@ def p_fed_me(
         # w_R is sent; theta becomes the client state.
         (w, mutable), theta = trained.variables, trained.variables.mutable[THETA]
         trained = trained._replace(variables=Variables(w, mutable[MODEL]))
-        kept = keep(Variables(theta, mutable[MODEL]))
+        kept = with_personal_model(Variables(theta, mutable[MODEL]))
         return client_result(message, trained, weight=1.0, client_state=kept)
 
     return averaging._replace(
         name="p_fed_me",
         hyper=hyper,
         client_update=client_update,
-        init_client_state=lambda: room_for_model(model),
-        personal_models={PERSONAL: kept_or_servers(averaging)},
+        init_client_state=lambda: no_personal_model(model),
+        personal_models={PERSONAL: personal_or_server_model(averaging)},
     )

@@ -18,8 +18,13 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
 )
-from fedcodist.algorithms.clients.kept_model import KeptModel, keep, kept_or_servers, room_for_model
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
+from fedcodist.algorithms.clients.personal_model_state import (
+    PersonalModelState,
+    no_personal_model,
+    personal_or_server_model,
+    with_personal_model,
+)
 from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
@@ -90,11 +95,17 @@ def per_fed_avg(
     check_integer("training.batch_size", training.batch_size, low=BATCHES[variant])
     check_number("hyper.adaptation_rate", hyper.adaptation_rate, low=0)
     check_number("hyper.difference", hyper.difference, above=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
 
     def client_update(
         message: Variables,
-        client_state: KeptModel,
+        client_state: PersonalModelState,
         data: ClientData,
         key: jax.Array,
         hyper: PerFedAvgHyper,
@@ -137,15 +148,15 @@ def per_fed_avg(
 
         # The client predicts with the received model after one step on all its examples.
         slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
-        kept = keep(received._replace(params=along(received.params, -alpha, slope)))
+        kept = with_personal_model(received._replace(params=along(received.params, -alpha, slope)))
         return client_result(message, trained, weight=1.0, client_state=kept)
 
     return averaging._replace(
         name="per_fed_avg",
         hyper=hyper,
         client_update=client_update,
-        init_client_state=lambda: room_for_model(model),
-        personal_models={PERSONAL: kept_or_servers(averaging)},
+        init_client_state=lambda: no_personal_model(model),
+        personal_models={PERSONAL: personal_or_server_model(averaging)},
     )
 
 

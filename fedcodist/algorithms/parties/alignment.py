@@ -144,7 +144,7 @@ def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:
         raise ValueError("public_labels must not be empty.")
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         got = shown(labels) if values.dtype == object else f"{values.dtype} {list(values.shape)}"
-        raise TypeError(f"public_labels must be integers [rows], got {got}.")
+        raise TypeError(f"public_labels must be integers [examples], got {got}.")
     if values.min() < 0 or values.max() >= num_classes:
         raise ValueError(
             f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "

@@ -54,7 +54,7 @@ class MeasuredState(NamedTuple):
     clients: ClientModels
 
 
-class KeptState(NamedTuple):
+class StateAndTrainedModel(NamedTuple):
     """A client state within a round: the method's, and the client's trained model."""
 
     method: PyTree
@@ -107,7 +107,8 @@ def with_client_ensembles(
         received = main_model(state.fed_sdd)
         cohorts = {name: len(cohort.clients) for name, cohort in round.inputs.cohorts.items()}
         keeping = {
-            name: KeptState(client_states[name], _no_models(model, cohorts[name])) for name in names
+            name: StateAndTrainedModel(client_states[name], _no_models(model, cohorts[name]))
+            for name in names
         }
         after, keeping, metrics = algorithm.round(state.fed_sdd, keeping, round, hyper)
         members = jax.tree.map(
@@ -152,21 +153,25 @@ def _predictor(model: Model, kind: str) -> Predictor:
 
 
 def keeping_models(method: FederatedMethod) -> FederatedMethod:
-    """The method with KeptState as client state, which includes the trained model."""
+    """The method with StateAndTrainedModel as client state, which includes the trained model."""
 
     def client_update(
-        message: PyTree, client_state: KeptState, data: ClientData, key: jax.Array, hyper: PyTree
+        message: PyTree,
+        client_state: StateAndTrainedModel,
+        data: ClientData,
+        key: jax.Array,
+        hyper: PyTree,
     ) -> ClientResult:
         result = method.client_update(message, client_state.method, data, key, hyper)
         params = jax.tree.map(jnp.subtract, message.params, result.update)
         trained = Variables(params, result.mutable)
-        return result._replace(client_state=KeptState(result.client_state, trained))
+        return result._replace(client_state=StateAndTrainedModel(result.client_state, trained))
 
-    def init_client_state() -> KeptState:
+    def init_client_state() -> StateAndTrainedModel:
         # NumPy arrays, since making an algorithm must not start a device.
         room = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
         nothing = jax.tree.map(room, variable_shapes(method.model))
-        return KeptState(method.init_client_state(), nothing)
+        return StateAndTrainedModel(method.init_client_state(), nothing)
 
     return method._replace(client_update=client_update, init_client_state=init_client_state)
 

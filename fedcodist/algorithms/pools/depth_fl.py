@@ -99,7 +99,13 @@ def depth_fl(
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
     whole, shapes = averaging._replace(hyper=hyper), variable_shapes(model).params
     pools, parts = {}, {}
     for level, settings in levels.items():

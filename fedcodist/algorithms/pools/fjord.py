@@ -107,7 +107,13 @@ def fjord(
     check_levels(model, levels, layers, columns, HeteroFLAdjustments(masked=False))
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0, high=1)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(model, training, server_optimizer, schedule, FedAvgHyper(*hyper[:2]))
+    averaging = fed_avg(
+        model,
+        training,
+        server_optimizer,
+        schedule,
+        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
+    )
     whole = averaging._replace(hyper=hyper)
     networks: dict[str, Model] = {}
     parts: dict[str, PartOf] = {}

@@ -10,7 +10,7 @@ from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables, variable_shapes
 
 
-class KeptModel(NamedTuple):
+class PersonalModelState(NamedTuple):
     """The client state.
 
     Attributes:
@@ -22,21 +22,21 @@ class KeptModel(NamedTuple):
     has_started: Any
 
 
-def room_for_model(model: Model) -> KeptModel:
+def no_personal_model(model: Model) -> PersonalModelState:
     """A client's state before its first participation."""
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), variable_shapes(model))
-    return KeptModel(zeros, np.asarray(False))
+    return PersonalModelState(zeros, np.asarray(False))
 
 
-def keep(variables: Variables) -> KeptModel:
+def with_personal_model(variables: Variables) -> PersonalModelState:
     """A client's state after a participation."""
-    return KeptModel(variables, jnp.asarray(True))
+    return PersonalModelState(variables, jnp.asarray(True))
 
 
-def kept_or_servers(method: FederatedMethod) -> PersonalModel:
+def personal_or_server_model(method: FederatedMethod) -> PersonalModel:
     """The model in the client state, or the server's model if the client never took part."""
 
-    def variables(server: Any, client_state: KeptModel) -> Variables:
+    def variables(server: Any, client_state: PersonalModelState) -> Variables:
         return jax.lax.cond(
             client_state.has_started, lambda: client_state.model, lambda: method.variables(server)
         )
