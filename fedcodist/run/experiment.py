@@ -401,7 +401,7 @@ def _seeds(experiment: Experiment) -> np.ndarray:
 def _print_final(
     name: str, experiment: Experiment, summary: Mapping[str, Any], was_finished: bool
 ) -> None:
-    """Prints the final metrics on the test data or, without test data, on the split of all evaluations."""
+    """Prints the final metrics on the test data or, without any, on the split of all evaluations."""
     splits = list(experiment.final_splits) or list(experiment.splits)[:1]
     state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
     if "stopped" in summary:
