@@ -118,7 +118,7 @@ def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> 
 
 
 def _checked_baseline(baseline: str | None, runs: Iterable[str]) -> str:
-    """The run to compare with, the first by default. Raises ValueError that names those there are."""
+    """The run to compare with, by default the first. Raises ValueError that lists the runs."""
     names = list(dict.fromkeys(runs))
     if baseline not in (None, *names):
         raise ValueError(f"--baseline must be one of {names}, got {baseline!r}.")
@@ -153,7 +153,7 @@ def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[
     if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
         return 0
     names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
-    if settings.split is not None:  # of clients' own examples there are more: see client_metrics
+    if settings.split is not None:  # splits of clients' own examples have more: see client_metrics
         metric = metric.removesuffix(next(filter(metric.endswith, OVER_CLIENTS), ""))
     if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
         return 0
