@@ -1,4 +1,4 @@
-"""FedKD in PyTorch (Wu et al., 2022), clients one by one; students' changes travel by exact SVD."""
+"""FedKD in PyTorch (Wu et al., 2022), clients one by one; students' changes are sent by exact SVD."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from peers import workload as work
 
 
 class Client:
-    """A client's teacher, its copy of the student, maps W^h, and optimizers, which go on."""
+    """A client's teacher, its copy of the student, maps W^h, and optimizers that last over rounds."""
 
     def __init__(self, pools):
         self.teacher, self.student = (
@@ -29,7 +29,7 @@ class Client:
 
 
 class Federation:
-    """The student that all have, and every client."""
+    """The shared student, and every client."""
 
     def __init__(self, pools, clients: int):
         self.student = make_network(pools[work.STUDENT])
@@ -85,7 +85,7 @@ def train(client, images, labels) -> None:
 
 
 def losses(teacher, student, maps, labels) -> torch.Tensor:
-    """L_t + L_s, in each of which the other model is a fixed target.
+    """L_t + L_s; in each of them the other model is a fixed target.
 
     Args:
       teacher, student: (logits, hidden states).
