@@ -5,9 +5,8 @@
 Whole runs of `run_experiment` on the small CNN take turns. One is evaluated only at its start and end.
 One is evaluated after every round, each time with a line of metrics.jsonl, a callback and the progress.
 One has a second split too. Splits have twenty images, a three-hundredth of a round's arithmetic, so the
-loop's
-own time is measured: dispatch, waiting for results, writing the line. It does not include the time to
-evaluate more images, nor checkpoints. The record is written to results/benchmarks/.
+loop's own time is measured: dispatch, waiting for results, writing the line. It does not include the
+time to evaluate more images, nor checkpoints. The record is written to results/benchmarks/.
 
 The exit status is 1 if an evaluation or a split adds more than 2 % of a round of this network, in the
 median; in shorter rounds the same time is a larger share.

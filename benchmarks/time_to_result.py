@@ -9,8 +9,7 @@ Nothing is evaluated. In every turn all programs run with each division of all c
 threads, and the division with the lowest median is used.
 
 A record for each workload is written to results/benchmarks/ as soon as it is measured. Workloads htfl_*
-are
-left out unless they are named or HTFLLIB is set: peers/htfllib/program.py says how to get HtFLlib.
+are left out unless they are named or HTFLLIB is set: peers/htfllib/program.py says how to get HtFLlib.
 """
 
 import argparse

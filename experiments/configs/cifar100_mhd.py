@@ -1,9 +1,8 @@
 r"""Multi-Headed Distillation on CIFAR-100, scaled: 8 clients x 25 primary labels, a small CNN.
 
 A fifth of a prepared folder's training images is public. Training has 3,000 steps of 32 private and 32
-public images, so a run of two seeds takes one core some minutes. Network and learning rate were chosen
-on
-held-out images, in runs of one client alone: after 2,000 steps at 0.1 a CNN had 9 % without
+public images, so a run of two seeds takes one core some minutes. Network and learning rate were
+chosen on held-out images, in runs of one client alone: after 2,000 steps at 0.1 a CNN had 9 % without
 normalisation and 22 % with it. The weight of the heads' losses was chosen on held-out images too, with
 three heads. Results are in docs/results/mhd.md. Runs are named by what they vary:
 

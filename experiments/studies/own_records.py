@@ -1,8 +1,7 @@
 """A study's page for a user's own records, which only shows these records.
 
-The project's pages say for every number of a paper whether it was run. A page of other records leaves
-out
-what was not run: cells, rows, tables, and sections without a remaining table.
+The project's pages say for every number of a paper whether it was run. A page of other records does not
+show what was not run: cells, rows, tables, and sections without a remaining table.
 """
 
 import re

@@ -301,7 +301,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Callable[[], Model
         assert saved is not None
         print(f"pre-training: kept in {folder}", flush=True)
         return saved.state
-    try:  # before training, whose result could not be stored otherwise
+    try:  # before training, so that a folder that cannot be written is noticed at once
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {error.strerror}.") from error

@@ -7,7 +7,7 @@ The reference is to a function, or a network's class, which is called by the nam
 
 It returns a Flax linen module, a Flax NNX module, a function that Haiku can transform, or a Model if the
 loss, inputs or metrics are not those of an image classifier. All but a Model read the column `image`
-after `data.preprocess`, by which they are also initialised, and return logits.
+after `data.preprocess`, are initialised with an example of it, and return logits.
 """
 
 import inspect

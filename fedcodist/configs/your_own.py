@@ -3,7 +3,7 @@ r"""A file to copy with your own data, network, method, metrics and logger. No d
     python -m experiments.main --config your_own.py --workdir runs/your_own
 
 Every name in a config may be `module:function`, of an installed package or of a module beside the config
-file, such as this file itself. Headings below name the modules of `fedcodist.config` that describe the
+file, such as this file itself. Comments below name the modules of `fedcodist.config` that describe the
 arguments and results of such functions. docs/your_own.md explains the parts one by one.
 """
 

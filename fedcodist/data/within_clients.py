@@ -15,8 +15,8 @@ def train_test_within_clients(
 
     Both have the same clients in the same order, and examples keep their order. Of a client's n
     examples, `share` n are for tests, rounded, with at least one test and one training example. A client
-    with one
-    example trains on it and has no test example: its `test.client_sizes` is 0, and it is not evaluated.
+    with one example trains on it and has no test example: its `test.client_sizes` is 0, and it is not
+    evaluated.
 
     HtFLlib (https://arxiv.org/abs/2506.03954) takes a quarter, the default.
 

@@ -1,13 +1,12 @@
 """FLOPs of a run, of its clients and of its server, from the networks and the settings.
 
-The multiplications and additions of matrix products and direct convolutions are counted. Learning from
-an
-example costs three forward passes: one, and one for each of the gradients of weights and of activations.
-Element-wise operations, augmentation, averaging, evaluation and padding are left out. So the number is
-the work that a method needs, whatever program does it. For parties with their own networks, the rounds
-are counted, but not the training before them. FedKD's maps between hidden states are left out too. A
-sentence costs as much as its tokens; it is counted with the clients' mean number of tokens, over all
-pools.
+The multiplications and additions of matrix products and direct convolutions are counted. Learning
+from an example costs three forward passes: one, and one for each of the gradients of weights and of
+activations. Element-wise operations, augmentation, averaging, evaluation and padding are left out. So
+the number is the work that a method needs, whatever program does it. For parties with their own
+networks, the rounds are counted, but not the training before them. FedKD's maps between hidden states
+are left out too. A sentence costs as much as its tokens; it is counted with the clients' mean number of
+tokens, over all pools.
 """
 
 import functools
@@ -108,7 +107,7 @@ def _passes(config: Config, name: str) -> Callable[..., Any]:
 
 
 class Work:
-    """What the `passes` of methods get to know of a run.
+    """The properties of a run that the `passes` of methods read.
 
     Attributes:
       config, examples, rounds, steps: as `flops_of_run` gets them.

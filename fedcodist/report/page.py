@@ -33,7 +33,7 @@ from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.ranking_table import TEXT_COLUMNS, RankingTable
 from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
-# Colours have names, so the dark mode changes them in one place. Plots stay on white.
+# Colours have names, so that the dark mode changes them in one place. Plots keep a white background.
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #5b6470; --page: #f5f6f8; --card: #fff;
   --edge: #e1e4e8; --rule: #c9ced6; --line: #eceef1; }

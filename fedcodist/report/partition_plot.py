@@ -43,7 +43,7 @@ def plot_partition(
       kind: "bubbles", whose area is the number of examples; or "bars", one for each client with a part
         for each label, for at most 20 labels.
       title: by default the numbers of clients and examples.
-      most_clients: if there are more clients, so many are drawn, at even distances of their index.
+      most_clients: largest number of clients that are drawn, at even distances of their index.
 
     Returns:
       The figure. A notebook shows it at the end of a cell, after `%matplotlib inline`.

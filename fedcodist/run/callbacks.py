@@ -14,8 +14,8 @@ whatever else it names among its parameters:
 It returns a `Decision`, or anything else for none. An object may have these methods too:
 
 - `check(experiment)`: called before anything compiles; raises ValueError with one line.
-- `start(config)`: called whenever the run is started. The config is a dictionary, empty without a
-config. - `finish(summary)`: called after the last round with the content of summary.json.
+- `start(config)`: called whenever the run is started; its config is a dictionary, empty without one.
+- `finish(summary)`: called after the last round with the content of summary.json.
 
 Callbacks are called in one process; their decision holds for all processes. After a stop the final
 splits are evaluated, and callbacks get these metrics lines too.

@@ -19,8 +19,8 @@ _MOST_WAITS = 60
 def cache_compilations() -> None:
     """Stores programs that are compiled from now on, on disk for the next start.
 
-    A folder set by the user (JAX_COMPILATION_CACHE_DIR) is kept, and nothing is done where JAX's cache
-    is off. Every kind of processor has its own folder, since another kind may lack some instructions. On
+    A folder set by the user (JAX_COMPILATION_CACHE_DIR) is used, and nothing is done if JAX's cache is
+    off. Every kind of processor has its own folder, since another kind may lack some instructions. On
     one machine the first process compiles, and the others take its programs.
     """
     import jax

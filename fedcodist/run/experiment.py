@@ -180,9 +180,8 @@ def run_experiment(
         precision or kind of device, only with `change_plan`.
       change_plan: see plan.
       callbacks: called with the metrics lines of every evaluation, such as loggers; they may stop the
-      run
-        or keep its best models: see `fedcodist.run.callbacks`. A run that a callback stopped is finished
-        and does not continue when it is started again.
+        run or keep its best models: see `fedcodist.run.callbacks`. A run that a callback stopped is
+        finished and does not continue when it is started again.
       show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
       programs: those of an earlier call that differed only in seeds and in the floats of

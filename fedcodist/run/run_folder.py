@@ -195,7 +195,7 @@ class RunFolder:
         """All metrics lines of metrics.jsonl, each of which must have the keys `names`.
 
         Raises:
-          RunFolderError: the file cannot be read, or a line, which is named, is not a metrics line.
+          RunFolderError: the file cannot be read, or one of its lines is not a metrics line.
         """
         if not self.metrics.exists():
             return []
