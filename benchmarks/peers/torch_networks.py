@@ -202,7 +202,7 @@ class BatchNorm(torch.nn.BatchNorm2d):
         momentum: float = work.STATISTICS_MOMENTUM,
         epsilon: float = work.STATISTICS_EPSILON,
     ):
-        super().__init__(features, epsilon, 1 - momentum)  # PyTorch's momentum weights the new value
+        super().__init__(features, epsilon, 1 - momentum)  # PyTorch weights the new value
 
     def forward(self, x):
         if not self.training:

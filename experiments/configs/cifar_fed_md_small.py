@@ -1,5 +1,4 @@
-r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU, and tests of the paper's
-remarks.
+r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU; tests of the paper's remarks.
 
 The ten networks have an eighth of the widths. There are 2,000 public images, with superclasses half of
 the private images, and less training before the rounds. Comments have the values of cifar_fed_md.py
@@ -14,8 +13,8 @@ division of the images.
 A run is `non_iid` or `iid`. With `,alone` the same rounds have no digest, which separates the effect of
 private training in the rounds from that of collaboration. The other runs are `non_iid` with one change:
 
-- four of the ten parties are weak (two dense layers, four hidden units), with equal or with low weights
-c_k; - fewer epochs of the revisit, or a larger batch of the digest, against transient dips;
+- four of the ten parties are weak (two dense layers, four hidden units), with equal or low weights c_k;
+- fewer epochs of the revisit, or a larger batch of the digest, against transient dips;
 - other numbers of public images in a round. With all images a round has 40 steps of the digest, as many
   as `digest_epochs,10`; with 50 images it has one step, as `digest_batch_size,200`;
 - probabilities in place of logits.

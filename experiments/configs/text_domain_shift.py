@@ -54,7 +54,7 @@ def get_config(run: str = "merged_codistillation,python_source") -> ConfigDict:
     if text == "stackexchange":
         domains = TEXTS[text]
         config.data.folder = "data/stackexchange"
-        config.data.domains = dict.fromkeys(domains, 0.35)  # not all users have text of both domains
+        config.data.domains = dict.fromkeys(domains, 0.35)  # not all users have text of both
         config.pools.small.domain, config.pools.large.domain = domains
         config.evaluation.splits = tuple(f"held_out_{domain}" for domain in domains)
         config.evaluation.final_splits = ("test", *(f"test_{domain}" for domain in domains))

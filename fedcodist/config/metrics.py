@@ -29,7 +29,7 @@ METRICS: dict[str, Measure] = {
     "f_score": metrics_lib.f_score(),
     "macro_f_score": metrics_lib.macro_f_score(),
 }
-_SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of values derived from a metric
+_SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of derived metrics
 
 
 def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> FederatedAlgorithm:

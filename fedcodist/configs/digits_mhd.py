@@ -78,7 +78,7 @@ def _methods() -> dict[str, dict]:
             same_start=False,  # whether clients of one network start from the same weights
         ),
         "local_only_steps": dict(same_start=False),
-        "decentralised_fed_avg": dict(same_start=True),  # else the first mean is of unrelated weights
+        "decentralised_fed_avg": dict(same_start=True),  # a mean of unrelated weights is useless
         "decentralised_periodic_codistillation": dict(
             public_batch_size=64,
             period=6,  # so that the last codistillation is some rounds before the end

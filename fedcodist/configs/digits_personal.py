@@ -50,7 +50,7 @@ def get_config(run: str = "fed_per") -> ConfigDict:
         concentration=0.1,
         division_per_seed=False,
         client_test_share=0.25,  # of each client's examples
-        unseen_clients=config_dict.placeholder(int),  # clients who do not train and are evaluated too
+        unseen_clients=config_dict.placeholder(int),  # do not train, but are evaluated too
         seed=0,
     )
     config.training = defaults.training(method=run, batch_size=10, epochs=2)
