@@ -2,8 +2,9 @@
 
     python benchmarks/check.py [--workload digits cnn_small cnn_large]
 
-Only ratios are compared, since a machine's speed cancels out of them: our time to a peer's, and our
-share of the GEMM peak. A ratio may fall by the noise of the recorded turns and of those measured now.
+Only ratios are compared, since a machine's speed cancels out of them: a peer's time divided by ours, and
+our share of the GEMM peak. A ratio may fall by the noise of the recorded turns and of those measured
+now.
 
 Exit status 0: every recorded ratio was measured and none has fallen. 1: some ratios fell by more than
 the noise; there is a line for each. 2: no ratio fell, but not all could be compared: the machine is too

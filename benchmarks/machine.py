@@ -1,4 +1,4 @@
-"""The machine on which is measured: processor, cores, vector width."""
+"""The machine of a measurement: processor, cores, vector width."""
 
 import os
 import platform

@@ -227,7 +227,7 @@ def share(rounds: Mapping[str, Round], kind: str) -> float:
 
 
 def table(rounds: Mapping[str, Round]) -> str:
-    """The figures for people."""
+    """The figures of rounds, as text."""
     lines = [f"{'':<24}{'ms/round':>10}{'of it SVD':>12}{'KB up':>10}"]
     for kind, own in rounds.items():
         lines.append(
@@ -238,7 +238,7 @@ def table(rounds: Mapping[str, Round]) -> str:
 
 
 def table_of_matrices(matrices: Sequence[Decomposition]) -> str:
-    """The figures for people."""
+    """The figures of single matrices, as text."""
     lines = [f"{'matrix':<12}{'singular values':<18}{'SVD':<16}{'ms':>10}{'rank':>8}"]
     for own in matrices:
         lines.append(

@@ -14,9 +14,9 @@ three heads. Results are in docs/results/mhd.md. Runs are named by what they var
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
     teachers,<Delta>                  checkpoints per step
     choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
-    candidates,<which>                four heads; "self" is the skip rule, "all" has two teachers,
-                                      "all_plus" all images public besides, "all_plus_longer" twice
-                                      the rounds too
+    candidates,<which>                four heads; "self" is the skip rule; "all" has two teachers;
+                                      "all_plus" also has all images public; "all_plus_longer" also has
+                                      twice the rounds
     slower,<which>                    the same with "base" or both others, at 0.03 in place of 0.1
     skip,one_head                     the skip rule with a single auxiliary head
     public,<share>                    four heads; size of the public set, the private one fixed

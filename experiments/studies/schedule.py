@@ -75,7 +75,7 @@ def schedule(
       client_seconds: of each model's client in a round, the main model's first.
       distillation_seconds: of the main model, in every round.
       rounds: number of rounds.
-      overlapped: whether the other models' clients go on during a distillation.
+      overlapped: whether the other models' clients train during a distillation.
       at_once: clients that are available at a time.
 
     Returns:

@@ -8,7 +8,7 @@ from fedcodist.data.column_values import least_and_largest
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 
-# Beginning of a manifest's `source` -> number of classes of `label`, also those without examples.
+# Beginning of a manifest's `source` -> number of classes of `label`, including those without examples.
 SOURCES = {
     "CIFAR-10,": 10,
     "CIFAR-100,": 100,

@@ -86,11 +86,11 @@ def _submodel(clients: Clients) -> tuple[Model, Any]:
 
 
 def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
-    """A network of FedKD that outputs the layers to align besides its logits."""
+    """A network of FedKD that outputs its logits and the layers to align."""
     model = model_of(
         clients.config, clients.data, setting, name
     )  # made for images too, so that a message about the network names the setting
-    if clients.data.models is not None:  # networks of text output all of their layers
+    if clients.data.models is not None:  # the data's networks output all of their layers
         return as_executed(clients.config, model)
     layers_to_align = clients.config.training.fed_kd[layers]
     return _with_layers(clients, setting, name, f"training.fed_kd.{layers}", layers_to_align)
@@ -99,7 +99,7 @@ def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
 def _with_layers(
     clients: Clients, setting: str, name: str, prefix: str, layers: Sequence[str]
 ) -> Model:
-    """The network that a setting names, which outputs these layers besides its logits."""
+    """The network that a setting names, with its logits and these layers as outputs."""
     module, example = module_of(setting, name, clients.data)
     with named(f"{prefix}: "):
         return as_executed(clients.config, with_layers(module, example, layers))

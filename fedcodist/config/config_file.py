@@ -1,4 +1,4 @@
-"""Loads config files, which are Python; whatever a file raises becomes one line that names the file."""
+"""Loads config files, which are Python; any error in a file becomes one line that names the file."""
 
 import importlib.util
 import sys

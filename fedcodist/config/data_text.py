@@ -27,7 +27,7 @@ TEXT_MODELS: dict[str, Callable[[int], Any]] = {
 
 
 class Text(NamedTuple):
-    """What networks and pools need to know of a text besides its examples.
+    """Properties of a text that networks and pools need in addition to its examples.
 
     Attributes:
       vocabulary: its words.

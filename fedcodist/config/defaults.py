@@ -181,7 +181,7 @@ def privacy(**differs: Any) -> dict[str, Any]:
         ),  # "pld" or "rdp"; chosen for the sampling if not set
         per_layer=False,
         statistics_clip=config_dict.placeholder(float),  # for batch statistics
-        extra_clip=config_dict.placeholder(float),  # for what a method sends besides
+        extra_clip=config_dict.placeholder(float),  # for a method's additional messages
         weight_clip=config_dict.placeholder(float),  # all weights are 1 if not set
         quantile=config_dict.placeholder(float),  # of the norms, which the clip follows if set
         clip_learning_rate=0.2,

@@ -86,7 +86,7 @@ def _chosen(name: str, reference: str) -> Measure:
 
 
 def _of_logits(metric: Any) -> Any:
-    """The metric as a function of all that a network returns: it gets the logits among it."""
+    """The metric as a function of a network's whole output, from which it takes the logits."""
     if isinstance(metric, SummedMetric):
         return metric._replace(sums=_of_logits(metric.sums))
     return lambda outputs, batch: metric(_logits(outputs), batch)

@@ -14,7 +14,7 @@ LEARNING = (
 
 
 def learning(work: Any, pool: str) -> float:
-    """FedAvg, and methods that compute next to nothing besides the network."""
+    """FedAvg, and methods whose computation outside the network costs next to nothing."""
     return LEARNING * work.trained[pool]
 
 

@@ -71,7 +71,7 @@ def run_phases(
     show_progress: bool = True,
     prepared: Mapping[str, str] | None = None,
 ) -> PyTree:
-    """Runs the phases, or goes on where they were stopped, and prints which one begins.
+    """Runs the phases, or continues where they were stopped, and prints the name of each.
 
     Args:
       config, data: of the collaboration.

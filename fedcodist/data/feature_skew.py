@@ -19,7 +19,7 @@ _QUARTERS = 4  # a full turn, in steps that need no interpolation
 def feature_noise(
     data: FederatedData, sigma: float, seed: int, column: str = "image", scale: float | None = None
 ) -> FederatedData:
-    """Adds Gaussian noise to a column, the more the larger the client's index.
+    """Adds Gaussian noise to a column; clients with a larger index get more of it.
 
     The noise of the i-th of N clients (i from 1) has mean 0 and the standard deviation `sigma * i / N`,
     as in section III-B of [NIID-Bench](https://arxiv.org/abs/2102.02079). The paper calls this level the

@@ -11,7 +11,7 @@ import numpy as np
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
 OVER_CLIENTS = ("_weighted", "_std", "_min", "_p10", "_worst_tenth")
-_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are no metrics
+_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are not metrics
 
 
 class ClientMetrics(NamedTuple):

@@ -15,7 +15,7 @@ from fedcodist.run.metrics_lines import Record
 
 
 class StopEarly(NamedTuple):
-    """Ends a run when a metric has not improved for some evaluations.
+    """Ends a run if a metric has not improved for several evaluations.
 
     The metric is a mean over seeds, and over all models that have it where `model` names none. Seeds are
     trained together, so they stop together.

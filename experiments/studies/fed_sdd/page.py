@@ -108,8 +108,8 @@ def _table(records: Sequence[Record], shown: Table) -> list[str]:
 def difference(
     records: Sequence[Record], plus: Term, minus: Term, varying: Sequence[str] = ()
 ) -> Estimate | None:
-    """`plus` less `minus` over the seeds that both have; None where one is missing, or where settings
-    differ that are neither the method's nor among `varying`."""
+    """`plus` minus `minus` over the seeds that both have; None if one is missing, or if settings differ
+    that are neither the method's nor in `varying`."""
     ours, other = sample(records, *plus), sample(records, *minus)
     if ours is None or other is None or not equal_but(ours, other, (*VARYING, *varying)):
         return None

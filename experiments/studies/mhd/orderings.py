@@ -2,7 +2,7 @@
 
 The runs are those of cifar100_mhd.py; digits_mhd_orderings.py has runs of the same names.
 
-A line of `orderings.csv` is the sum of some measures less that of others, and what the paper says of it.
+A line of `orderings.csv` has the sum of some measures minus that of others, and the paper's statement.
 Terms are 'RUN MEASURE HEAD [CLIENTS]': the mean over clients of a head's `shared` or `private` accuracy,
 `first` the first client's or `others` the others'; `hops2` is that on the labels of clients two hops
 away, `no_way` of those that no way leads to; `best_shared_of_others` that of the best auxiliary head.
