@@ -2,9 +2,9 @@
 
     python benchmarks/breakdown.py [--workload cnn_small cnn_large] [--rounds 5]
 
-A round is traced on one core by `jax.profiler`; each instruction of the compiled program carries the
-names of the layers and scopes that it was made of, which sort it. What is left of the traced time is
-dispatch: the runtime between instructions. Written to results/benchmarks/.
+`jax.profiler` traces rounds on one core. Each instruction of the compiled program has the names of the
+layers and scopes from which it was made; by these it is sorted. The rest of the traced time is dispatch:
+the runtime between instructions. The record is written to results/benchmarks/.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from peers import workload as work
 
 KIND = RECORD = "breakdown"
 INPUTS = records.ROOT / "build" / "benchmarks"
-# The first pattern that is found in an instruction's path of scopes says what it is for.
+# The first pattern that is found in an instruction's path of scopes determines its purpose.
 PRODUCT = r"(conv_general_dilated|dot_general)$"
 PURPOSES = {
     "convolutions: gradient of images": rf"inputs_gradient/.*{PRODUCT}",
@@ -135,7 +135,7 @@ def own_times(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
 def sum_by_purpose(
     times: Sequence[tuple[str, float]], purposes: Mapping[str, str]
 ) -> dict[str, float]:
-    """Seconds of each purpose, the largest first; events that are no instructions do not count."""
+    """Seconds of each purpose, the largest first; events that are not instructions are left out."""
     sums: dict[str, float] = {}
     for name, seconds in times:
         if name in purposes:

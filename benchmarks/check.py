@@ -1,12 +1,15 @@
-"""Has anything become slower? A short measurement against what was recorded on this machine.
+"""Has anything become slower? Compares a short measurement with the records of this machine.
 
     python benchmarks/check.py [--workload digits cnn_small cnn_large]
 
-Only ratios are compared, ours against a peer's and our share of the GEMM peak; a machine's speed is
-not. How far a ratio may fall is the noise of the turns, of those recorded and of those measured now.
-Exit status 0: every recorded ratio was measured and none is slower; 1: one line for each ratio that
-fell by more than noise; 2: none was seen to fall, but not all could be judged: the machine is too busy,
-a program does not run or is not installed, or nothing comparable was recorded. The last line says which.
+Only ratios are compared, since a machine's speed cancels out of them: a peer's time divided by ours, and
+our share of the GEMM peak. A ratio may fall by the noise of the recorded turns and of those measured
+now.
+
+Exit status 0: every recorded ratio was measured and none has fallen. 1: some ratios fell by more than
+the noise; there is a line for each. 2: no ratio fell, but not all could be compared: the machine is too
+busy, a program does not run or is not installed, or there is no comparable record. The last line names
+the reason.
 """
 
 import argparse
@@ -31,18 +34,18 @@ from fedcodist.core import child_processes
 
 WORKLOADS = ("digits", "cnn_small", "cnn_large")
 TURNS, GEMM_REPETITIONS = 5, 5
-# Of the recorded median. Turns may be alike by luck; where they differ so much that half of a ratio may
-# go, nothing is told.
+# Shares of the recorded median. At least the first is allowed, since turns may agree by luck. If the
+# noise reaches the second, no result is reported.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.5
 SLOWER, CANNOT_JUDGE = 1, 2
 
 
 class Ratio(NamedTuple):
-    """A figure that a machine's speed cancels out of; the larger, the faster are we.
+    """A figure out of which a machine's speed cancels; it is larger if we are faster.
 
     Attributes:
       name: what is compared with what.
-      values: of each turn or repetition.
+      values: one for each turn or repetition.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Ratio(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """From the first to the third quartile: one turn that was disturbed does not widen it."""
+        """The distance of the first and third quartiles, which one disturbed turn does not widen."""
         if len(self.values) < 2:
             return 0.0
         first, _, third = statistics.quantiles(self.values, n=4, method="inclusive")
@@ -82,7 +85,7 @@ def compare_with_records(asked: Sequence[str] | None) -> int:
     """Measures what was recorded on this machine once more; returns the exit status.
 
     Args:
-      asked: workloads that must be recorded; None takes those of WORKLOADS that are.
+      asked: workloads that must have records; None takes those of WORKLOADS that have them.
     """
     device = machine.device()
     recorded = {r["workload"]: r for r in records.newest() if r["device"] == device}
@@ -107,7 +110,7 @@ def compare_with_records(asked: Sequence[str] | None) -> int:
 
 
 def judge(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> int:
-    """Prints what was compared, what fell and what cannot be told; returns the exit status."""
+    """Prints what was compared, what fell and what is undecided; returns the exit status."""
     present = {ratio.name: ratio for ratio in measured}
     for old in recorded:
         if new := present.get(old.name):
@@ -138,7 +141,7 @@ def allowed_fall(recorded: Ratio, measured: Ratio) -> float:
 def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
     """One line for each measured ratio that lies below the recorded one by more than noise.
 
-    Ratios that are in one of the two only are left out.
+    Ratios that are in only one of the two are left out.
     """
     present, found = {ratio.name: ratio for ratio in measured}, []
     for old in recorded:
@@ -155,7 +158,7 @@ def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
 
 
 def doubts(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
-    """Each recorded ratio that was not measured, or that is lower on turns too unlike to tell why."""
+    """Each recorded ratio that was not measured, or that fell while its turns differ too much."""
     present, found = {ratio.name: ratio for ratio in measured}, []
     for old in recorded:
         new = present.get(old.name)
@@ -182,7 +185,7 @@ def ratios(record: Mapping[str, Any]) -> Iterator[Ratio]:
 
 
 def implausible(gflops: Sequence[float], cores: int, lanes: int | None) -> str | None:
-    """One line where the GEMM peak is not what such a machine can do, else None.
+    """One line if such a machine cannot have this GEMM peak, otherwise None.
 
     Args:
       gflops: of each repetition, all cores together.
@@ -203,8 +206,8 @@ def implausible(gflops: Sequence[float], cores: int, lanes: int | None) -> str |
 def plausible_gflops(lanes: int | None) -> tuple[float, float]:
     """GFLOP/s of one core: 10 to 192 with AVX2, 20 to 384 with AVX-512.
 
-    A core has two units for fused multiply-adds, so four FLOPs per lane and cycle, and at most 6 GHz.
-    One that gets less than 0.3 GHz' worth of them is shared with others.
+    A core has two units for fused multiply-adds, that is, four FLOPs per lane and cycle, and at most 6
+    GHz. A core that reaches less than 0.3 GHz of them is shared with other programs.
     """
     narrowest, widest = (4, 16) if lanes is None else (lanes, lanes)
     return 1.25 * narrowest, 24.0 * widest

@@ -3,11 +3,12 @@
     python benchmarks/cold_start.py [--turns 5]
 
 Everything is measured in new processes, in turn. The first start has an empty folder for compiled
-programs, the second one that which the first has filled. A start has the processes that the launcher
-chooses and is timed twice: as the library alone, until the first round's result is there, and as the
-command that README.md documents, `python -m experiments.main --config ... --workdir ...`, until it
-reports its first round. The command reads and checks a prepared folder of made-up images, evaluates
-before and after the round and writes a run folder. Written to results/benchmarks/.
+programs, and the second has the folder that the first has filled. The launcher chooses the number of
+processes. A start is timed in two ways: with the library alone, until the result of the first round is
+there; and as the command that README.md documents, `python -m experiments.main --config ... --workdir
+...`, until it reports its first round. The command reads and checks a prepared folder of random images,
+evaluates before and after the round and writes a run folder. The record is written to
+results/benchmarks/.
 """
 
 import argparse
@@ -39,7 +40,7 @@ TARGETS = {  # seconds
     "command, first start": 15.0,
     "command, second start": 5.0,
 }
-# Names are imported when first used: all of them is what an experiment may need.
+# Names are imported when they are first used, so all of them are used here.
 IMPORT = "import fedcodist; [getattr(fedcodist, name) for name in fedcodist.__all__]"
 FIRST_ROUND = "--first-round"
 DONE = "first round done"
@@ -90,7 +91,7 @@ def measure(data: Path) -> dict[str, float]:
             measured[start] = seconds_until(DONE, library, with_cache(folder))
     with tempfile.TemporaryDirectory() as folder:
         for start in ("first start", "second start"):
-            # A run folder of its own: in an old one it would go on from the checkpoint.
+            # A new run folder: in an old one the run would continue from the checkpoint.
             run = command(data, Path(folder) / f"run of the {start}")
             measured[f"command, {start}"] = seconds_until(REPORTED, run, with_cache(folder))
     return measured
@@ -110,7 +111,7 @@ def with_cache(folder: str) -> dict[str, str]:
 
 
 def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """Seconds from a command to the first line in which it says something. It is run to its end."""
+    """Seconds from a command's start to its first line with the text `said`. It is run to its end."""
     started, heard = time.perf_counter(), None
     process = child_processes.start(
         command, env=environment, cwd=records.ROOT, stdout=subprocess.PIPE, text=True
@@ -128,7 +129,7 @@ def seconds_until(said: str, command: Sequence[str], environment: Mapping[str, s
 
 
 def write_images(folder: Path) -> None:
-    """A prepared folder of random 32x32 images: as many clients and examples as `make_data` has."""
+    """A prepared folder of random 32x32 images, with as many clients and examples as in `make_data`."""
     import numpy as np
 
     from fedcodist.data.federated_data import FederatedData
@@ -180,7 +181,7 @@ def first_round() -> int:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Medians beside their targets for people."""
+    """Medians beside their targets, as text."""
     lines = [f"{record['device']}, {record['processes']} processes"]
     lines.append(f"{'':<23}{'seconds':>9}{'min':>8}{'max':>8}{'target':>10}")
     for name, own in record["seconds"].items():

@@ -1,12 +1,12 @@
-"""What one step of distillation costs with more clients: FedDF's teachers are as many, FedSDD's are not.
+"""The cost of a distillation step with more clients: FedDF has more teachers then, FedSDD does not.
 
     python benchmarks/distillation_cost.py [--clients 8 14 20 100] [--turns 2] [--steps 2]
 
 The setting of FedSDD's table 3: a student of ResNet-20 learns from the mean logits of an ensemble of
 ResNet-20s, 256 images at a time, cropped and flipped. The ensemble has as many members as there are
-clients in a round (FedDF), or four aggregated models (FedSDD, K = 4 and R = 1). Each measurement has a
-process of its own, on the accelerator where there is one and else on all cores, and all take turns.
-Written to results/benchmarks/. With 100 clients a step of FedDF takes long on a CPU.
+clients in a round (FedDF), or four aggregated models (FedSDD, K = 4 and R = 1). Each measurement has its
+own process, on the accelerator if there is one, otherwise on all cores; measurements take turns. The
+record is written to results/benchmarks/. With 100 clients a step of FedDF takes long on a CPU.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def measure(teachers: int, network: str, batch: int, steps: int) -> dict[str, An
 
 
 def prepare(teachers: int, network: str, batch: int, steps: int):
-    """(the compiled steps of a distillation as FedDF and FedSDD make them, their arguments)."""
+    """(the compiled steps of a distillation as in FedDF and FedSDD, their arguments)."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -221,7 +221,7 @@ def plot(record: Mapping[str, Any]):
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Medians for people."""
+    """Medians as text."""
     lines = [
         f"{record['device']}: {record['network']}, {record['batch']} images a step",
         f"{'':<10}{'clients':>8}{'teachers':>10}{'ms/step':>12}{'peak, MB':>10}",

@@ -2,8 +2,8 @@
 
     python benchmarks/document.py [--check] [--results results/benchmarks] [--output BENCHMARKS.md]
 
-The newest record of each workload and device is shown. What is said about the numbers is written in
-`notes.md` beside the records and copied in. The text is printed; --check compares and writes nothing.
+The newest record of each workload and device is shown. Explanations of the numbers are copied from
+`notes.md` beside the records. The text is printed. --check compares and writes nothing.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plots(found: Sequence[Record]) -> dict[Path, Callable[[], Any]]:
-    """What draws each of the page's plots, by its path beside the page."""
+    """Path of a plot beside the page -> function that draws it."""
     return {
         _plot_path(record): functools.partial(distillation_cost.plot, record)
         for record in found
@@ -387,7 +387,7 @@ def parts(record: Record) -> Iterable[str]:
 
 
 def starts(record: Record) -> Iterable[str]:
-    """What one waits for, beside its target."""
+    """Seconds of imports and starts, beside their targets."""
     yield (
         "From the command to its end or to the result of the first round of the small CNN, in new "
         f"processes ({record['processes']}). The import is of all public names, JAX with them. The "
@@ -428,7 +428,7 @@ def sizes(record: Record) -> Iterable[str]:
 
 
 def looking(record: Record) -> Iterable[str]:
-    """What evaluating and logging add to a round."""
+    """The time that evaluating and logging add to a round."""
     yield (
         f"Runs of {record['rounds']} rounds of the small CNN by `run_experiment` in "
         f"{record['processes']} processes, with a run folder: evaluated at both ends; evaluated after "
@@ -515,13 +515,13 @@ def _ways(configurations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _peak_on_device(own: Mapping[str, Any]) -> str:
-    """The largest peak of all turns; nothing where devices do not tell."""
+    """The largest peak of all turns; empty if devices do not report it."""
     told = [each for each in own.get("peak_device_mb", []) if each is not None]
     return f"{max(told):,.0f}" if told else ""
 
 
 def _own_memory(own: Mapping[str, Any]) -> str:
-    """The median over turns; nothing where the system does not tell."""
+    """The median over turns; empty if the system does not report it."""
     told = [each for each in own.get("anonymous_mb", []) if each is not None]
     return f"{statistics.median(told):,.0f}" if told else ""
 
@@ -565,7 +565,7 @@ def teaching(record: Record) -> Iterable[str]:
 
 
 def decomposing(record: Record) -> Iterable[str]:
-    """What SVD takes of a round, exact and within random subspaces."""
+    """The share of SVD in a round's time, exact and within random subspaces."""
     yield (
         f"FedKD, {record['clients']} clients of {record['examples']:,} images, the codistillation "
         "paper's large CNN as teacher, its small one as student, an epoch of steps of 32 images. The "
@@ -627,7 +627,7 @@ def _plot_path(record: Record) -> Path:
 
 
 def origin(record: Record) -> str:
-    """Where a record comes from."""
+    """The date, commit, versions and command of a record."""
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
     return (
         f"{record['date']}, commit {_commit(record['commit'])}, {versions}: `{record['command']}`"

@@ -94,7 +94,7 @@ def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
         measured.append([workload, flops, time.perf_counter() - started, call, state, []])
     peaks = []
     gemm, operands = make_gemm(mesh)
-    # Everything in turn, so that a machine that changes its speed changes it for all.
+    # Everything takes turns, so that a change of the machine's speed affects all alike.
     for _ in range(repetitions):
         peaks.append(seconds_of(lambda: gemm(*operands)))
         for entry in measured:
@@ -124,7 +124,7 @@ def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Seconds per round, GFLOP/s and the share of the GEMM peak for people."""
+    """Seconds per round, GFLOP/s and the share of the GEMM peak, as text."""
     peak = statistics.median(record["gemm_gflops"])
     lines = [
         f"{record['processes']} processes, {record['devices']} devices, "
@@ -144,7 +144,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def name_of(workload: str) -> str:
-    """What a round is called in tables."""
+    """A round's name in tables."""
     return "MergedCodist" if workload == "merged" else f"FedAvg {workload}"
 
 
@@ -198,7 +198,7 @@ def make_workload(workload: str, federated, num_unlabelled: int):
 
 
 def make_data():
-    """Random images: speed does not depend on what they show."""
+    """Random images, since speed does not depend on their content."""
     import numpy as np
 
     from fedcodist.data.federated_data import FederatedData

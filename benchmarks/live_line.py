@@ -1,4 +1,4 @@
-"""What a benchmark does just now: one live line in a terminal, elsewhere a plain line of each step."""
+"""Shows the current step of a benchmark: a live line in a terminal, otherwise a plain line per step."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 @contextlib.contextmanager
 def showing(step: str, console: Console | None = None) -> Iterator[None]:
-    """Says what goes on inside; in a terminal also for how long, and the line is gone afterwards.
+    """Shows a step while the `with` block runs; in a terminal also its time, until the block ends.
 
     Args:
-      step: what goes on.
-      console: where to say it; standard error where not given, so that tables can be redirected alone.
+      step: the text to show.
+      console: where to show it; by default standard error, so that tables can be redirected alone.
     """
     console = console or Console(stderr=True)
-    # With FORCE_COLOR rich treats a pipe as a terminal, and cursor movements would litter the log.
+    # With FORCE_COLOR rich treats a pipe as a terminal, and cursor movements would fill the log.
     if not (console.is_interactive and console.file.isatty()):
         print(step, file=console.file, flush=True)
         yield

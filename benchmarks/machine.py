@@ -1,4 +1,4 @@
-"""The machine that measures: processor, cores, vector width."""
+"""The machine of a measurement: processor, cores, vector width."""
 
 import os
 import platform
@@ -8,9 +8,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def device() -> str:
-    """What results are compared by: 'AMD EPYC (family 26, model 2), 2 cores'.
+    """The machine's name in records: 'AMD EPYC (family 26, model 2), 2 cores'.
 
-    A process of several is kept on its own cores once it has joined the others: ask before that.
+    Call it before a process joins others: afterwards it is confined to its own cores.
     """
     count = cores()
     return f"{processor()}, {count} core{'s' if count > 1 else ''}"
@@ -26,7 +26,7 @@ def accelerator() -> str | None:
 
 
 def peak_accelerator_mb() -> float | None:
-    """Peak of what JAX used of its first device; None of a processor, or where it is not told."""
+    """Peak memory that JAX used on its first device; None for a processor, or if it is not reported."""
     import jax
 
     about = jax.local_devices()[0].memory_stats() or {}
@@ -43,9 +43,9 @@ def cores() -> int:
 
 
 def processor() -> str:
-    """The processor's name and the numbers of its model, as far as the system tells.
+    """The processor's name and the numbers of its model, as far as the system reports them.
 
-    Virtual machines call processors of several generations by one name.
+    The numbers are needed, since virtual machines have one name for processors of several generations.
     """
     name = _field("model name") or platform.processor() or platform.machine()
     numbers = [_field("cpu family"), _field("model")]
@@ -53,14 +53,14 @@ def processor() -> str:
 
 
 def vector_lanes() -> int | None:
-    """float32 values of one vector instruction; None where the system does not tell."""
+    """float32 values of one vector instruction; None if the system does not report it."""
     flags = (_field("flags") or _field("Features") or "").split()
     lanes = {"avx512f": 16, "avx2": 8, "sse2": 4, "asimd": 4}
     return next((lanes[flag] for flag in lanes if flag in flags), None)
 
 
 def _field(name: str) -> str | None:
-    """The first processor's field, where there is /proc/cpuinfo."""
+    """A field of the first processor in /proc/cpuinfo, if there is this file."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -3,11 +3,12 @@
     python benchmarks/ours.py --workload cnn_small --inputs build/benchmarks/cnn_small.npz \
         --processes 2
 
-A client's examples are visited in an order drawn from the seed. So that the first round visits them
-in the order of the file, as the peers do, they are stored where that round's order finds them; the
-drawing itself stays in the measured time. Cohorts, unlabelled rows and initial weights are the file's.
-Clients are trained at once with --accelerator, and where networks are dense; on processors those of
-convolutions and text one after another. Each is the faster way there (BUILD.md tells how to choose).
+The library visits a client's examples in an order drawn from the seed. The peers visit them in the order
+of the file. So examples are stored such that the first round's drawn order is that of the file; the
+drawing itself stays in the measured time. Cohorts, unlabelled examples and initial weights are the
+file's. Clients are trained at once with --accelerator, and if networks are dense. On processors, clients
+with convolutions or text are trained one after another. Each is the faster way there (BUILD.md explains
+how to choose).
 """
 
 import functools
@@ -30,7 +31,7 @@ from peers import workload as work
 from fedcodist.run import compilation_cache, launch
 
 SEED = 0
-PARTIES = ("fed_md", "mhd")  # methods of parties, who each are a pool of the file
+PARTIES = ("fed_md", "mhd")  # methods of parties; each party is a pool of the file
 MHD_CLIENTS = "clients"  # the only architecture
 HYPERS = {  # of HTFL_METHODS, the first part of their names
     "local_only": "LocalOnly",
@@ -88,7 +89,7 @@ class Prepared(NamedTuple):
     """A workload that is ready to be trained.
 
     Attributes:
-      train: number of rounds -> None; always from round 0, so on the same cohorts.
+      train: number of rounds -> None; always from round 0, so always on the same cohorts.
       weights: () -> pool -> its weights in the common layout.
       lowered: () -> the `jax.stages.Lowered` of a call of `train`.
     """
@@ -103,8 +104,8 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
 
     Args:
       inputs: the workload.
-      most_rounds: that one call of `train` may ask for.
-      at_once: whether a device trains its clients at once, which of dense networks it always does.
+      most_rounds: the largest number of rounds of a call of `train`.
+      at_once: whether a device trains its clients at once; with dense networks it always does.
     """
     import jax
     import numpy as np
@@ -140,7 +141,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
         state = jax.block_until_ready(programs.train(*arguments(rounds))[:2])
 
     def weights():
-        servers = getattr(state[0], "models", state[0])  # FedSDD keeps more than its models
+        servers = getattr(state[0], "models", state[0])  # FedSDD's state has more than its models
         if method_of(inputs) == "fed_md":
             # Of an architecture's only party.
             servers = {n: jax.tree.map(lambda x: x[:, 0], p.variables) for n, p in servers.items()}
@@ -168,7 +169,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
 
 
 def make_data(inputs: work.Inputs):
-    """The clients' examples, put where round 0 visits them in the order of the file."""
+    """The clients' examples, stored such that round 0 visits them in the order of the file."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -190,7 +191,7 @@ def make_data(inputs: work.Inputs):
         return permuted_positions(key, positions, size)
 
     images, labels = inputs.images, inputs.labels
-    is_sdd = method_of(inputs) == "fed_sdd"  # whose groups' clients draw from one stream
+    is_sdd = method_of(inputs) == "fed_sdd"  # clients of its groups draw from one stream
     pools = dict(inputs.pools)
     if method_of(inputs) == "fed_kd":
         del pools[work.TEACHER]  # the same clients, on the same batches
@@ -203,7 +204,7 @@ def make_data(inputs: work.Inputs):
 
 
 def columns_of(inputs: work.Inputs):
-    """Examples as this library has them: sentences are whole, in few bits."""
+    """Examples as this library stores them: whole sentences, with tokens in few bits."""
     import numpy as np
 
     if not is_text(inputs.workload):
@@ -219,13 +220,13 @@ def is_text(workload: str) -> bool:
 
 
 def is_dense(workload: str) -> bool:
-    """Whether a workload's networks have dense layers alone."""
+    """Whether a workload's networks have only dense layers."""
     networks = work.WORKLOADS[workload].networks.values()
     return all(isinstance(each, work.Network) and not each.convolutions for each in networks)
 
 
 def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
-    """The workload's method from the file's weights, on the file's cohorts and unlabelled rows."""
+    """The workload's method with the file's initial weights, cohorts and unlabelled examples."""
     import jax.numpy as jnp
     import optax
 
@@ -285,7 +286,7 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
 
 
 def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
-    """FedSDD whose models start from the file's weights, each its own."""
+    """FedSDD; each model starts from its own weights in the file."""
     import numpy as np
     import optax
 
@@ -313,7 +314,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
 
 
 def make_fed_md(inputs: work.Inputs):
-    """FedMD whose parties start from the file's weights and align on its unlabelled rows."""
+    """FedMD; parties start from the file's weights and align on its unlabelled examples."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -360,7 +361,7 @@ def make_fed_md(inputs: work.Inputs):
 
 
 def make_mhd(inputs: work.Inputs, execution):
-    """MHD on a complete graph, of clients who start from the file's weights."""
+    """MHD on a complete graph; clients start from the file's weights."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -410,7 +411,7 @@ def make_mhd(inputs: work.Inputs, execution):
 
 
 def make_fed_kd(inputs: work.Inputs, federated, execution):
-    """FedKD as the library has it by default, from the file's weights, with SVD both ways."""
+    """FedKD with the library's defaults, the file's initial weights and SVD both ways."""
     import jax.numpy as jnp
     import numpy as np
     import optax
@@ -450,7 +451,7 @@ def make_fed_kd(inputs: work.Inputs, federated, execution):
 
 
 def make_htfl(inputs: work.Inputs, at_once: bool):
-    """A method of HtFLlib's as it has it, of clients who start from the file's weights."""
+    """A method with HtFLlib's settings; clients start from the file's weights."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -516,7 +517,7 @@ def make_htfl(inputs: work.Inputs, at_once: bool):
 
 
 def htfl_members(inputs: work.Inputs) -> dict[str, list[str]]:
-    """Kind of network -> the pools that have it; FML's meme is nobody's."""
+    """Kind of network -> the pools that have it, without FML's meme, which belongs to no client."""
     members: dict[str, list[str]] = {}
     for name, pool in inputs.pools.items():
         if name != work.MEME:
@@ -525,7 +526,7 @@ def htfl_members(inputs: work.Inputs) -> dict[str, list[str]]:
 
 
 def htfl_weights(state, inputs: work.Inputs) -> dict[str, Any]:
-    """Every client's variables, and the meme's, which have a leading axis of one seed."""
+    """The variables of every client and of the meme, with a leading axis of one seed."""
     import jax
 
     parties = state if isinstance(state, dict) else state.models
@@ -642,7 +643,7 @@ def _own_path(network: work.AnyNetwork, name: str) -> list[str]:
     if isinstance(network, work.HtFLNetwork):
         return path if path[0] == "head" else ["backbone", "backbone", *path]
     if isinstance(network, work.Network) and not network.convolutions:
-        # The library's networks without convolutions leave it to Flax to name their layers.
+        # In the library's networks without convolutions, Flax names the layers.
         layers = work.dense_layers(network)
         path[0] = f"Dense_{layers.index(path[0])}" if path[0] in layers else path[0]
     if name == "embedding/vectors":

@@ -1,15 +1,15 @@
-"""What evaluating and logging cost beside training, besides the evaluation's own arithmetic.
+"""The time that evaluating and logging add to training, without the evaluation's own arithmetic.
 
     python benchmarks/overhead.py [--repetitions 9]
 
-Whole runs of `run_experiment` on the small CNN, in turn: evaluated at both ends alone; evaluated after
-every round, with a line of metrics.jsonl, a callback and the progress each time; and so with another
-split. The splits are of twenty images, a three-hundredth of a round's arithmetic, so that what is
-measured is the loop's own time: dispatch, waiting for results, writing the line. What evaluating more
-images takes is not in it, nor are checkpoints. Written to results/benchmarks/.
+Whole runs of `run_experiment` on the small CNN take turns. One is evaluated only at its start and end.
+One is evaluated after every round, each time with a line of metrics.jsonl, a callback and the progress.
+One has a second split too. Splits have twenty images, a three-hundredth of a round's arithmetic, so the
+loop's own time is measured: dispatch, waiting for results, writing the line. It does not include the
+time to evaluate more images, nor checkpoints. The record is written to results/benchmarks/.
 
-Exit status 1 where a pass or a line adds more than 2 % of a round of this network, in the median; of
-shorter rounds the same time is a larger share.
+The exit status is 1 if an evaluation or a split adds more than 2 % of a round of this network, in the
+median; in shorter rounds the same time is a larger share.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> int:
     launch.join()
     seconds = measure(arguments.repetitions, Path(arguments.runs))
     if seconds is not None:
-        del sys.argv[sys.argv.index("--runs") :]  # what a record calls the command
+        del sys.argv[sys.argv.index("--runs") :]  # so that the record has the user's command
         record = {
             **records.common(RECORD, KIND, machine.accelerator() or device),
             "processes": launch.processes_here(),
@@ -120,7 +120,7 @@ def measure(repetitions: int, runs: Path) -> dict[str, list[float]] | None:
 
 
 def shares(record: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What each way costs more than the one before it, as a share of a round, in every repetition."""
+    """The time that each way adds to the previous one, as a share of a round, in every repetition."""
     seconds = record["seconds_per_round"]
     ways = list(seconds)
     return {
@@ -141,7 +141,7 @@ def beyond_target(record: Mapping[str, Any]) -> list[str]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Milliseconds per round and what each way adds for people."""
+    """Milliseconds per round and what each way adds, as text."""
     lines = [f"{record['device']}, {record['processes']} processes, {record['rounds']} rounds"]
     lines.append(f"{'evaluated':<22}{'ms/round':>10}{'adds':>8}")
     added = shares(record)

@@ -1,4 +1,4 @@
-"""What this library draws for parties and MHD's clients in its first rounds, for all programs."""
+"""The library's random draws for parties and MHD's clients in the first rounds, for all programs."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ SEED = 0
 
 
 def _on_the_processor() -> None:
-    """JAX would take most of an accelerator's memory for as long as the asking process lives."""
+    """Uses the CPU: JAX would occupy most of an accelerator's memory as long as this process lives."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -41,7 +41,7 @@ def orders(parties: int, aligned: int, private: int) -> dict[str, np.ndarray]:
 
 
 def htfl_orders(method: str, clients: int, private: int) -> np.ndarray:
-    """Positions as local training visits them in each of the first rounds.
+    """Positions of examples in the order in which local training visits them, for the first rounds.
 
     Returns:
       int32 [clients, HTFL_ORDERS, private].
@@ -66,7 +66,7 @@ def htfl_orders(method: str, clients: int, private: int) -> np.ndarray:
 
 
 def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
-    """What `workload.Pool.orders` has of MHD, each int32 [clients, ...]."""
+    """The entries of `workload.Pool.orders` for MHD, each int32 [clients, ...]."""
     import jax
     import jax.numpy as jnp
 
@@ -97,7 +97,7 @@ def mhd_orders(clients: int, steps: int, private: int) -> dict[str, np.ndarray]:
 
     with jax.enable_x64(False):
         drawn = jax.jit(lambda: jax.lax.map(of, jnp.arange(clients)))()
-    everybody = {"clients": PartyGroup(None, np.arange(clients))}  # its model is not looked at
+    everybody = {"clients": PartyGroup(None, np.arange(clients))}  # the model is not used
     schedule = exchange_schedule(
         everybody, graphs.complete(clients), clients, work.MHD_ROUNDS, SEED
     )

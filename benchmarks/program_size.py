@@ -1,10 +1,10 @@
-"""How large the compiled round of each workload is: HLO instructions, which compilation is paid by.
+"""The size of each workload's round in HLO instructions, by which the time of compilation grows.
 
     python benchmarks/program_size.py [--workload cnn_small ...]
 
-Counted before XLA simplifies anything, so that nothing has to compile: on one device, with the program
-that runs on a processor. What is called several times counts as often, since XLA copies it to where it
-is called. Written to results/benchmarks/; a workload's line there replaces its old one.
+Instructions are counted before XLA simplifies them, so nothing has to compile; the program is that of
+one processor. A computation that is called several times is counted as often, since XLA copies it to
+each call. Counts are written to results/benchmarks/; a workload's line there replaces its old one.
 """
 
 import argparse

@@ -20,17 +20,17 @@ from fedcodist.run.commit import running_commit
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results" / "benchmarks"
-# What every record has besides what was measured.
+# Entries that every record has besides its measurements.
 COMMON = ("workload", "kind", "date", "device", "commit", "command", "versions")
 
 
 def common(workload: str, kind: str, device: str | None = None) -> dict[str, Any]:
-    """What says where a measurement comes from.
+    """The entries that describe the origin of a measurement.
 
     Args:
-      workload: a name of its own among all that is measured.
-      kind: which program measured, and so what else the record holds.
-      device: the machine's processor where not given.
+      workload: a name that no other measurement has.
+      kind: the program that measured, which determines the record's other entries.
+      device: by default the machine's processor.
     """
     return {
         "workload": workload,
@@ -68,7 +68,7 @@ def newest(folder: Path = FOLDER) -> list[dict[str, Any]]:
     """The newest record of each workload and device, ordered by both.
 
     Raises:
-      ValueError: one line that names a file that is no record.
+      ValueError: names a file that is not a record.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):

@@ -1,8 +1,8 @@
-"""FLOPs that a workload's round asks for, from the shapes of its networks' weights.
+"""FLOPs that a workload's round needs, from the shapes of its networks' weights.
 
-Counted are the multiplications and additions of matrix products and direct convolutions, as in
-fedcodist/report/flops.py: learning from an example is three forward passes, and what padding adds or a
-program leaves out does not count. Of a sentence the tokens count that it has in the mean.
+The multiplications and additions of matrix products and direct convolutions are counted, as in
+fedcodist/report/flops.py: learning from an example costs three forward passes. Padding is not counted,
+nor is work that one program avoids. A sentence is counted with its mean number of tokens.
 """
 
 import math
@@ -42,11 +42,11 @@ def flops_of_round(workload: str, inputs: Path, rounds: int) -> float:
 def distillation_flops(
     distillation: work.Distillation | None, networks: Sequence[work.AnyNetwork]
 ) -> float:
-    """What models do beside training on a cohort's examples; of MHD all that clients do."""
+    """FLOPs besides training on a cohort's examples; for MHD all FLOPs of clients."""
     forward = [forward_flops(network) for network in networks]
     images = distillation.steps * work.DISTILLATION_BATCH if distillation else 0
     match distillation and distillation.method:
-        case "merged" | "periodic" | "fed_md":  # all answer every image once and learn from it
+        case "merged" | "periodic" | "fed_md":  # all predict every image once and learn from it
             return images * (1 + LEARNING) * sum(forward)
         case "fed_sdd":  # all teach the first
             return images * (sum(forward) + LEARNING * forward[0])

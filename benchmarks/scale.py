@@ -1,21 +1,22 @@
-"""How a round's time and memory grow with clients, cohorts, devices and chunks; what streaming costs.
+"""How a round's time and memory grow with clients, cohorts, devices and chunks; the cost of streaming.
 
     python benchmarks/scale.py [--only population memory ...] [--turns 2]
 
-Data are made up in a temporary folder (1.4 GB; TMPDIR says where) and memory-mapped; streamed ones are
-read there round by round. Rounds are those of `run_experiment`, on the networks of
-benchmarks/peers/workload.py, one step per client on digits and five on the small CNN. Each measurement
-has processes of its own, one per device, and all take turns; programs that one turn has compiled the
-next ones read, as the launcher does. Written to results/benchmarks/.
+Random data are written to a temporary folder (1.4 GB; TMPDIR sets its place) and memory-mapped; streamed
+data are read from there round by round. Rounds are those of `run_experiment`, on the networks of
+benchmarks/peers/workload.py, with one step per client on digits and five on the small CNN. Each
+measurement has its own processes, one per device, and measurements take turns. Later turns read the
+programs that the first has compiled, as with the launcher. The record is written to results/benchmarks/.
 
-How much of the reading of streamed data hides behind the computation is measured by running the same
-rounds again on one round's examples, which lie ready; on processors with a core beside those that
-compute, as accelerators leave them, and without.
+To measure how much reading is hidden behind computation, the same rounds are run again with the examples
+of one round, which are in memory. On processors this is done with one core more than those that compute
+(an accelerator leaves all cores free), and without it.
 
-With --accelerator a measurement is one process that uses what JAX finds, and memory is the device's:
-`--only memory` then tells whether clients are trained faster one by one or at once (convolutions with
-a kernel for each client are grouped ones there), and in bfloat16; `--only seeds` what several seeds in
-one program save against as many runs. `--rounds` should be so many that they take a second.
+With --accelerator a measurement is one process that uses the devices that JAX finds, and memory is that
+of the device. `--only memory` then shows whether clients are trained faster one by one or at once, where
+convolutions with a kernel for each client become grouped ones, and the effect of bfloat16. `--only
+seeds` shows the time that several seeds in one program save. `--rounds` should be large enough for a
+second.
 """
 
 import argparse
@@ -44,7 +45,7 @@ from fedcodist.core import child_processes
 from fedcodist.run import launch
 
 KIND = RECORD = "scale"
-# network -> examples of each client, rounds of 20 clients between two looks at the clock
+# network -> (examples of each client, rounds of 20 clients that are timed together)
 EXAMPLES = {"digits": 20, "cnn_small": 100}
 ROUNDS = {"digits": 200, "cnn_small": 5}
 REPETITIONS = 3  # in each process
@@ -63,12 +64,12 @@ class Configuration(NamedTuple):
       cohort: clients of a round.
       devices: processes, each with one core.
       streamed: whether the data stay on the host.
-      chunk: clients that a device trains at once; 0 one after another, not vmapped.
+      chunk: clients that a device trains at once; 0 for one after another, without vmap.
       precision: 'float32' or 'bfloat16'.
       rematerialised: whether activations are computed again in the backward pass.
       seeds: runs in one program.
       seeds_loop: 'map' runs them one after another, 'vmap' at once.
-      host_cores: beside the devices' own, for what the host prepares.
+      host_cores: cores for the host's work, in addition to those of the devices.
     """
 
     network: str
@@ -147,7 +148,7 @@ def configurations(cores: int) -> dict[str, list[Configuration]]:
         "weak": [
             Configuration("cnn_small", CLIENTS, 20 * count, count, False) for count in devices
         ],
-        # What is read meanwhile needs a core that does not compute.
+        # To read during the computation, a core is needed that does not compute.
         "streaming": [
             Configuration(network, clients, cohort, 1, True, host_cores=spare)
             for network, clients, cohort in (("digits", 10_000, 200), ("cnn_small", CLIENTS, 20))
@@ -171,7 +172,7 @@ def configurations(cores: int) -> dict[str, list[Configuration]]:
 
 
 def rounds_of(configuration: Configuration) -> int:
-    """Rounds between two looks at the clock: fewer, the larger they are."""
+    """Rounds that are timed together; there are fewer if they are larger."""
     if configuration.chunk and configuration.network == "cnn_small":
         return 1  # a processor's core takes long for several clients at once
     clients = configuration.cohort * configuration.seeds
@@ -195,8 +196,8 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def hidden_share(own: Mapping[str, Any]) -> float:
-    """The share of the gathering of streamed data that took no time beside the computation, 0 to 1:
-    what rounds took beyond those whose examples lay ready was not hidden."""
+    """The share of the gathering of streamed data that is hidden behind the computation, 0 to 1. The
+    part that is not hidden is the additional time compared with rounds whose examples are in memory."""
     together, ready, gathering = (
         statistics.median(own[name])
         for name in ("seconds_per_round", "ready_seconds_per_round", "gather_seconds")
@@ -222,7 +223,7 @@ def write_columns(folder: Path, network: str, clients: int) -> None:
 def run(
     folder: Path, configuration: Configuration, rounds: int | None, accelerator: bool
 ) -> dict[str, Any]:
-    """One measurement in processes of its own."""
+    """One measurement in its own processes."""
     script = str(Path(__file__).resolve())
     command = [sys.executable, script, "--one", str(folder), json.dumps(configuration)]
     if rounds is not None:
@@ -261,16 +262,16 @@ def one(folder: Path, configuration: Configuration, rounds: int | None, accelera
 
 
 def measure(folder: Path, configuration: Configuration, rounds: int) -> dict[str, Any]:
-    """One process's figures: seconds per round of each repetition, and where data are streamed those
-    of rounds whose examples lie ready and of gathering a round's examples alone; MB of a device that
-    the program and its data take."""
+    """One process's figures: seconds per round of each repetition, and MB of a device that the program
+    and its data take. With streamed data also seconds of rounds whose examples are in memory, and
+    seconds for gathering a round's examples alone."""
     from fedcodist.data.federated_data import FederatedData
     from fedcodist.run.chunk_size import needed_bytes
     from fedcodist.run.experiment import Experiment, experiment_programs, run_experiment
     from fedcodist.run.sources import StreamedData, resident_data
 
     class Ready(StreamedData):
-        """Streamed data of which one round is read."""
+        """Streamed data that gather only one round's examples and then repeat them."""
 
         one = None
 
@@ -331,7 +332,7 @@ def seconds_to_gather(algorithm, data, rounds: int) -> float:
     mesh = all_devices()
     devices, own = jax.device_count(), own_devices(mesh)
     select = jax.jit(lambda round: algorithm.select(round, jax.random.key(0)))
-    # Other rounds than those that were trained: their pages may not have been read yet.
+    # Other rounds than the trained ones, since the pages of those are in memory already.
     chosen = [jax.tree.map(np.asarray, select(1_000_000 + round)) for round in range(rounds)]
     started = time.perf_counter()
     for selection in chosen:
@@ -390,7 +391,7 @@ def way(own: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Medians for people."""
+    """Medians as text."""
     head = (
         f"{'':<12}{'network':<11}{'clients':>10}{'cohort':>8}{'devices':>9}{'data':>10}"
         f"{'ms/round':>11}{'ready':>11}{'gather, ms':>12}{'hidden':>8}{'program, MB':>13}"

@@ -5,29 +5,28 @@
     python benchmarks/side_by_side.py --check [--workload digits ...]
     python benchmarks/side_by_side.py --accelerator [--peak-tflops N] [--workload cnn_small ...]
 
-Each program first tries its settings of processes and threads, those near its fastest three times,
-and goes on with the fastest. Then all programs run one after another, again and again, each time in
-new processes, so that a machine that changes its speed changes it for all. `make bench-peers` installs
-the peers, each in an environment of its own.
+Each program first tries its settings of processes and threads. Settings near its fastest are tried three
+times, and the fastest is used. Then all programs run in turn, several times, each time in new processes,
+so a change of the machine's speed affects all alike. `make bench-peers` installs each peer in its own
+environment.
 
-`--only` measures ours beside some programs and prints the table; it writes no record, which would
-stand in the place of one of all programs.
+`--only` measures ours and some programs and prints the table. It writes no record, since this would
+replace a record of all programs.
 
-In a terminal a live line says what runs. A workload's table is printed, and its record written, as soon
-as it is measured, so that what was measured stays when the comparison is ended. All that it has started
-ends with it.
+In a terminal a live line shows what runs. As soon as a workload is measured, its table is printed and
+its record written, so results stay if the comparison is ended. All processes that it started end with
+it.
 
-`--check` compares the weights after one round with the PyTorch loop's, in float64 where float32 would
-tell more of rounding than of the programs: with distillation, since Adam makes a step of full length of
-a gradient that is next to nothing, and with convolutions. Those of the workloads htfl_* are compared
-with HtFLlib's own, most of them after two rounds. Its code is not here: peers/htfllib/program.py says
-how it is fetched. Where the variable HTFLLIB is not set, these workloads are measured only when named.
-What it finds is written to results/benchmarks/; a workload's lines there replace its old ones.
+`--check` compares the weights after one round with the PyTorch loop's. It uses float64 if differences in
+float32 would be mostly rounding: with distillation, since Adam makes a full step from a gradient near
+zero, and with convolutions. The workloads htfl_* are compared with HtFLlib's own code, most of them
+after two rounds. This code is not in this repository; peers/htfllib/program.py says how to get it. If
+the variable HTFLLIB is not set, these workloads are measured only when named. The results are written to
+results/benchmarks/; a workload's lines there replace its old ones.
 
 `--accelerator` measures the programs that can use one, each in one process. Without it accelerators are
-hidden from all. With the peak of the device in `--peak-tflops` the record tells the share of it that
-a round's counted FLOPs make: look it up for the arithmetic that the programs do, TF32 where nothing
-else is asked for.
+hidden from all programs. With the device's peak in `--peak-tflops`, the record has the share of it that
+a round's counted FLOPs reach. Look the peak up for the arithmetic that programs use, by default TF32.
 """
 
 import argparse
@@ -60,7 +59,7 @@ ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ROOT / "build" / "benchmarks"
 OURS, REFERENCE, HTFLLIB = "fedcodist", "torch_loop", "htfllib"
 KIND, CHECK = "side_by_side", "check"
-# One repetition should take long against the clock and not against the patience.
+# One repetition should be long enough for the clock and short enough for the user.
 ROUNDS = {
     "cnn_small": 5,
     "cnn_large": 3,
@@ -79,25 +78,25 @@ ROUNDS = {
     "fed_kd": 5,
     **{f"htfl_{method}": 1 for method in work.HTFL_METHODS},
 }
-# A setting is tried several times where its first time is near the fastest one's: on a machine with
-# neighbours times differ by a third.
+# A setting is tried several times if its first time is near the fastest one: on a shared machine times
+# differ by a third.
 TRIALS, NEAR = 3, 1.3
 TOLERANCE = 1e-4  # of weights after one round, relative to the norm of the round's update
-ROUNDING = 1e-5  # norms of updates below it are no updates
+ROUNDING = 1e-5  # updates with smaller norms count as rounding
 TIME_LIMIT = 1800
 HTFL = tuple(f"htfl_{method}" for method in work.HTFL_METHODS)
-# After how many rounds weights are compared: in the first one FD and LG-FedAvg do not receive anything
-# yet. FedProto's prototypes are another mean in HtFLlib, so that its second round is another one.
+# Number of rounds before weights are compared. In the first round FD and LG-FedAvg do not receive
+# anything yet. HtFLlib takes another mean of FedProto's prototypes, so its second round differs.
 CHECKED_ROUNDS = dict.fromkeys(HTFL, work.HTFL_ORDERS) | {"htfl_fed_proto": 1}
 DISTILLATION = (
     *("merged", "periodic", "fed_sdd", "fed_md"),
     *("mhd", "mhd_digits", "mhd_64", "fed_kd"),
 )
-# What is checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that the loop
-# itself ends as far from its own round in float64 as a round goes. In the CNNs near ties of a pool turn
-# gradients another way, of which Adam makes full steps.
+# Workloads that are checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that
+# the loop's own rounds in float32 and float64 differ by as much as the weights move in a round. In the
+# CNNs, near-ties of a max-pool send gradients to other pixels, and Adam makes full steps of them.
 IN_DOUBLE = (*DISTILLATION, *HTFL, "resnet20", "cnn_small", "cnn_large", "emnist")
-# Would bring compiled programs to some programs, and keep others from keeping their compiled modules.
+# These variables would give some programs compiled programs, and others no compiled Python modules.
 NOT_INHERITED = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
 NOT_SUPPORTED = "not supported"
 NOT_INSTALLED = "not installed: make bench-peers"
@@ -108,9 +107,9 @@ class Program(NamedTuple):
 
     Attributes:
       command: interpreter and script.
-      needs: a file that is there once its environment has been made.
+      needs: a file that exists if its environment was made.
       several: whether it can use several processes.
-      lacks: workloads that it cannot do.
+      lacks: workloads that it cannot run.
       accelerated: whether it can use an accelerator.
       folder: an environment variable that names a folder with its code, or "".
     """
@@ -141,7 +140,7 @@ class Setting(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What all programs are asked for."""
+    """The work of all programs."""
 
     workload: str
     inputs: Path
@@ -151,7 +150,7 @@ class Job(NamedTuple):
 
 
 class ProgramFailed(RuntimeError):
-    """A program gave no result; the message is its own last line."""
+    """A program gave no result; the message is the last line that it printed."""
 
 
 def _peer(
@@ -179,10 +178,10 @@ PROGRAMS = {
     "pfl_research": _peer(
         "pfl_research", lacks=("resnet20", *DISTILLATION, *HTFL), accelerated=True
     ),
-    # Flower averages weights and not updates: what float32 rounds there, Adam makes steps of for the
-    # thousands of words that no client has, so it would compute another round of text.
+    # Flower averages weights, not updates. For the thousands of words that no client has, Adam would
+    # make steps of float32's rounding in this mean, so Flower would compute another round of text.
     "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *DISTILLATION, *HTFL)),
-    # Its code is fetched by who compares it: see its program.
+    # The user gets its code: see its program.
     HTFLLIB: _peer(
         HTFLLIB,
         several=False,
@@ -198,7 +197,7 @@ def reference_of(workload: str) -> str:
 
 
 def command() -> int:
-    """`main`, which ends all that it has started where it is interrupted."""
+    """`main`; if it is interrupted, all processes that it started end."""
     child_processes.adopt_orphans()
     return child_processes.until_interrupted(main, "interrupted.")
 
@@ -231,7 +230,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; ends the program with one line where it makes no sense."""
+    """The command line; ends the program with one line if it is contradictory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     usual = [name for name in ROUNDS if name not in HTFL or os.environ.get("HTFLLIB")]
     parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=usual)
@@ -258,14 +257,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_job(workload: str, turns: int) -> Job:
-    """A workload's job, with its inputs as the present code makes them."""
+    """A workload's job, with inputs made by the present code."""
     path = INPUTS / f"{workload}.npz"
     make_inputs.write(workload, path)
     return Job(workload, path, ROUNDS[workload], turns)
 
 
 def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, Any]:
-    """Measures all installed programs in turn; returns what the results file holds."""
+    """Measures all installed programs in turn; returns the content of the record."""
     measured: dict[str, dict[str, Any]] = {}
     chosen = {}
     for name, program in programs.items():
@@ -288,7 +287,7 @@ def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, 
         raise ProgramFailed(f"{OURS} does not run: {measured[OURS]['error']}")
     for name, own in compare({name: programs[name] for name in chosen}, chosen, job).items():
         measured[name] |= own
-    # Where an accelerator computes, ours says which.
+    # If an accelerator is used, our report has its name.
     device = measured[OURS].pop("device", None)
     return {
         **records.common(job.workload, KIND, device),
@@ -301,7 +300,7 @@ def measure(programs: Mapping[str, Program], job: Job, cores: int) -> dict[str, 
 def compare(
     programs: Mapping[str, Program], chosen: Mapping[str, Setting], job: Job
 ) -> dict[str, dict[str, Any]]:
-    """Runs programs in turn, ours among them, with a setting for each; returns their figures."""
+    """Runs programs in turn, including ours, with a setting for each; returns their figures."""
     lines = in_turn(programs, chosen, job)
     ours = [seconds(line) for line in lines[OURS]]
     return {
@@ -313,17 +312,17 @@ def compare(
 
 
 def settings(cores: int, several: bool) -> list[Setting]:
-    """What a program tries: all cores in every division into processes and threads, and one."""
+    """The settings that a program tries: every division of all cores into processes, and one core."""
     divisors = [count for count in range(1, cores + 1) if cores % count == 0]
     processes = divisors if several else [1]
     return sorted({Setting(count, cores // count) for count in processes} | {Setting(1, 1)})
 
 
 def try_settings(program: Program, job: Job, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Runs a program once with each setting, again with those that come near the fastest.
+    """Runs a program once with each setting, and again with those near the fastest.
 
     Returns:
-      Per setting its median seconds per round, or the error that it failed with.
+      For each setting its median seconds per round, or its error.
     """
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}
     errors: dict[Setting, str] = {}
@@ -352,13 +351,13 @@ def try_settings(program: Program, job: Job, settings: Sequence[Setting]) -> lis
 def in_turn(
     programs: Mapping[str, Program], chosen: Mapping[str, Setting], job: Job
 ) -> dict[str, list[dict[str, Any]]]:
-    """Runs A, B, C, A, B, C, ...; a program that fails twice in its turn is left out from there on."""
+    """Runs A, B, C, A, B, C, ...; a program that fails twice in its turn is left out afterwards."""
     lines: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
     for turn in range(job.turns):
         for name, program in programs.items():
             if len(lines[name]) < turn:
                 continue
-            # Twice: a port that it chooses for its processes may be taken when it comes to use it.
+            # Twice, since a port that the program chose may be taken before it uses it.
             for last in (False, True):
                 try:
                     with live_line.showing(
@@ -403,7 +402,7 @@ def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[s
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The results of one workload for people."""
+    """The results of one workload, as text."""
     title = (
         f"\n{record['workload']}: {record['device']}, {record['turns']} turns of "
         f"{record['rounds_per_repetition']} rounds"
@@ -432,12 +431,12 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def mfu(record: Mapping[str, Any], seconds: float) -> float:
-    """Counted FLOPs of a round by its seconds and by the device's peak."""
+    """A round's counted FLOPs, divided by its seconds and by the device's peak."""
     return record["gflop_per_round"] / seconds / (1000 * record["peak_tflops"])
 
 
 def check_all(workloads: Sequence[str], cores: int, results: Path) -> int:
-    """Checks workloads, writing what was found of each; returns 1 where a program disagrees."""
+    """Checks workloads and writes the result of each; returns 1 if a program disagrees."""
     for workload in workloads:
         reference = reference_of(workload)
         if hindrance := PROGRAMS[reference].hindrance(workload):
@@ -475,8 +474,8 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
     """Compares weights after the first round with the reference's, of each program in each setting.
 
     Returns:
-      Per line workload, program, processes, threads, whether in float64, and the difference or an
-      error; or instead of a setting the `hindrance` of a program that was not run.
+      Lines with workload, program, processes, threads, whether in float64, and the difference or an
+      error. For a program that was not run, the line has its `hindrance` instead of a setting.
     """
     initial = initial_weights(job)
     double = job.workload in IN_DOUBLE
@@ -508,7 +507,7 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
 
 
 def agrees(line: Mapping[str, Any]) -> bool:
-    """Whether a line of `check` is no fault; what could not be run is none."""
+    """Whether a line of `check` shows no fault; programs that could not be run are no fault."""
     return "hindrance" in line or line.get("difference", math.inf) <= TOLERANCE
 
 
@@ -540,7 +539,7 @@ def relative_difference(
 ) -> float:
     """The largest, over arrays, of |weights - reference| / |reference - initial|.
 
-    What only rounding moves, as a bias before batch normalisation, must not be moved by more either.
+    Arrays that only rounding moves, such as a bias before batch normalisation, must not differ by more.
     """
     differences = []
     for name, start in initial.items():
@@ -561,14 +560,14 @@ def run(
 ) -> dict[str, Any]:
     """Runs a program to its end; returns its line of JSON, or raises ProgramFailed.
 
-    What it has started ends with it, and also with this process.
+    Processes that it has started end with it, and also with this process.
 
     Args:
       program, job, setting: what is run.
-      repetitions: that are timed, of `job.rounds` each.
-      save_weights: the file for weights, where they are to be compared.
-      first_rounds: before them.
-      cache: a folder for compiled programs; without one nothing is found compiled.
+      repetitions: number of timed repetitions, of `job.rounds` rounds each.
+      save_weights: a file for the weights, if they are to be compared.
+      first_rounds: number of rounds before the weights are saved.
+      cache: a folder for compiled programs; without it everything is compiled.
     """
     command = [
         *program.command,
@@ -605,7 +604,7 @@ def run(
     output, errors = done.stdout, done.stderr
     line = next((text for text in reversed(output.splitlines()) if text.startswith("{")), None)
     if done.returncode or line is None:
-        # Some programs end what they say with a line of signs.
+        # Some programs print a line of symbols at the end.
         lines = [text for text in (errors.strip() or output).splitlines() if re.search(r"\w", text)]
         said = lines[-1] if lines else "no output"
         raise ProgramFailed(f"status {done.returncode}: {said[:200]}")

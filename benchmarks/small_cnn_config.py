@@ -1,4 +1,4 @@
-"""One round of the codistillation paper's small CNN alone: what cold_start.py runs as a command."""
+"""One round of the codistillation paper's small CNN alone, which cold_start.py runs as a command."""
 
 from ml_collections import ConfigDict
 

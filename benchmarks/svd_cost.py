@@ -1,11 +1,11 @@
-"""What SVD takes of a round of FedKD: students as they are, exact SVD both ways, or in random subspaces.
+"""The time of SVD in a round of FedKD: no compression, exact SVD both ways, or in random subspaces.
 
     python benchmarks/svd_cost.py [--clients 4] [--examples 500] [--turns 7]
 
 Clients train the CNNs of configs/cifar_fed_kd.py for an epoch, on random images. The three programs take
-turns in one process, and SVD's share is what a round takes longer than one without. Then matrices as
-large as BERT-base's, whose singular values fall fast or not at all, are decomposed exactly and in random
-subspaces. Written to results/benchmarks/.
+turns in one process. SVD's share is the additional time of a round compared with one without SVD. Then
+matrices as large as BERT-base's, whose singular values fall fast or not at all, are decomposed exactly
+and in random subspaces. The record is written to results/benchmarks/.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import records
 KIND = RECORD = "svd_cost"
 WHOLE = "students as they are"
 EXACT, SUBSPACE = "exact SVD", "SVD in 32 dimensions"
-# The run of the config, and what its compression is besides.
+# Kind -> (run of the config, changes of its compression).
 KINDS: dict[str, tuple[str, dict[str, int]]] = {
     WHOLE: ("fed_kd,whole", {}),
     EXACT: ("fed_kd", {"spectra": False}),
@@ -37,12 +37,12 @@ MOST_ROUNDS = 1000  # over which thresholds rise; more than are measured
 MATRICES = {(768, 768): 4, (768, 3072): 1, (3072, 768): 1}
 FALLING, EQUAL = "falling as 1/k", "equal"
 SPECTRA: dict[str, float] = {FALLING: -1.0, EQUAL: 0.0}  # power of the singular value's index
-COLUMNS = 128  # of the random subspace of a matrix of them
+COLUMNS = 128  # of the random subspace of such a matrix
 EXACTLY, WITHIN = "exact", "in a subspace"
 
 
 class Round(NamedTuple):
-    """What a round took in each turn, and sent.
+    """The time of a round in each turn, and its bytes.
 
     Attributes:
       seconds: one per turn.
@@ -54,7 +54,7 @@ class Round(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """What one matrix took in each turn, and how many singular values were kept.
+    """The time of one matrix in each turn, and the number of singular values kept.
 
     Attributes:
       shape: rows and columns.
@@ -62,7 +62,7 @@ class Decomposition(NamedTuple):
       spectrum: of SPECTRA.
       kind: EXACTLY or WITHIN.
       seconds: one per turn.
-      rank: None where factors are more numbers than the matrix, which is then sent as it is.
+      rank: None if the factors would have more entries than the matrix, which is then sent whole.
     """
 
     shape: tuple[int, int]
@@ -115,7 +115,7 @@ def measure(clients: int, examples: int, turns: int) -> dict[str, Round]:
 
 
 def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
-    """Returns what does one more round when it is called, and tells how many bytes a client sent."""
+    """Returns a function that trains one more round and returns the bytes that a client sent."""
     import jax
     import numpy as np
 
@@ -167,7 +167,7 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
 def decompose(
     numbers: Mapping[tuple[int, int], int], columns: int, turns: int
 ) -> list[Decomposition]:
-    """Both kinds take turns on the same matrices, after one that compiles; 95 % of the energy is kept.
+    """Times both kinds in turn on the same matrices, after compiling; 95 % of the energy is kept.
 
     Args:
       numbers: shape -> how many such matrices a layer has.
@@ -216,7 +216,7 @@ def of_a_layer(matrices: Sequence[Decomposition], spectrum: str, kind: str) -> f
 
 
 def shares(rounds: Mapping[str, Round], kind: str) -> list[float]:
-    """The part of a round that one without SVD does not take, turn by turn."""
+    """The share of a round's time by which it is longer than a round without SVD, turn by turn."""
     pairs = zip(rounds[WHOLE].seconds, rounds[kind].seconds, strict=True)
     return [1 - without / own for without, own in pairs]
 
@@ -227,7 +227,7 @@ def share(rounds: Mapping[str, Round], kind: str) -> float:
 
 
 def table(rounds: Mapping[str, Round]) -> str:
-    """The figures for people."""
+    """The figures of rounds, as text."""
     lines = [f"{'':<24}{'ms/round':>10}{'of it SVD':>12}{'KB up':>10}"]
     for kind, own in rounds.items():
         lines.append(
@@ -238,7 +238,7 @@ def table(rounds: Mapping[str, Round]) -> str:
 
 
 def table_of_matrices(matrices: Sequence[Decomposition]) -> str:
-    """The figures for people."""
+    """The figures of single matrices, as text."""
     lines = [f"{'matrix':<12}{'singular values':<18}{'SVD':<16}{'ms':>10}{'rank':>8}"]
     for own in matrices:
         lines.append(

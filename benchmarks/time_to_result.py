@@ -1,15 +1,15 @@
-"""How long one waits for a result: from the start of a program to the end of 20 rounds, ours and peers.
+"""The time to a result: from the start of a program to the end of 20 rounds, for ours and the peers.
 
     python benchmarks/time_to_result.py [--workload digits fed_kd ...] [--turns 3]
 
-In each turn every program starts in new processes, imports what it needs, reads the data, compiles
-where it does, and trains a workload of side_by_side.py for 20 rounds. Nothing is found compiled. Ours
-starts once more right after that, with the programs that it has kept on disk; the peers keep none.
-Evaluation is left out of all. All programs run with each division of all cores into processes and
-threads in every turn, and the division with the lowest median counts.
+In each turn every program starts in new processes, imports its modules, reads the data, compiles if it
+has to, and trains a workload of side_by_side.py for 20 rounds. There are no compiled programs from
+before. Ours then starts a second time, with the programs that it stored on disk; the peers store none.
+Nothing is evaluated. In every turn all programs run with each division of all cores into processes and
+threads, and the division with the lowest median is used.
 
-Written to results/benchmarks/, a record for each workload as soon as it is measured. Workloads htfl_*
-are left out unless named or HTFLLIB is set: peers/htfllib/program.py says how HtFLlib is fetched.
+A record for each workload is written to results/benchmarks/ as soon as it is measured. Workloads htfl_*
+are left out unless they are named or HTFLLIB is set: peers/htfllib/program.py says how to get HtFLlib.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Start(NamedTuple):
 
 
 def main() -> int:
-    """Measures one workload after another; returns 1 where ours fails."""
+    """Measures one workload after another; returns 1 if ours fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = list(side_by_side.ROUNDS)
     usual = [name for name in known if name not in HTFL or os.environ.get("HTFLLIB")]
@@ -121,7 +121,7 @@ def settings(cores: int, several: bool) -> list[Setting]:
 
 
 def start(program: Program, job: Job, setting: Setting, twice: bool) -> list[Start]:
-    """Starts a program with nothing compiled before, and perhaps again with what that one kept."""
+    """Starts a program without compiled programs and, with `twice`, again with those that it stored."""
     with tempfile.TemporaryDirectory() as folder:
         return [start_once(program, job, setting, folder) for _ in range(1 + twice)]
 
@@ -151,14 +151,14 @@ def best(starts: Mapping[Setting, Sequence[Sequence[Start]]]) -> dict[str, Any]:
 
 
 def ratios(record: Mapping[str, Any], name: str) -> list[float]:
-    """A program's cold start by ours, of every turn."""
+    """The time of a program's cold start divided by ours, for every turn."""
     programs = record["programs"]
     pairs = zip(programs[name]["cold"], programs[OURS]["cold"], strict=True)
     return [theirs / ours for theirs, ours in pairs]
 
 
 def plot(measured: Sequence[Mapping[str, Any]]):
-    """Each peer's cold start by ours, a line for each workload of the records."""
+    """Each peer's cold start divided by ours, a line for each workload of the records."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -190,7 +190,7 @@ def plot(measured: Sequence[Mapping[str, Any]]):
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """A workload's medians, and how often a peer's is ours, for people."""
+    """A workload's medians, and the peers' ratios to ours, as text."""
     lines = [
         f"\n{record['measured']}: {record['device']}, {record['rounds']} rounds from a cold start",
         f"{'':<14}{'cold, s':>10}{'warm, s':>10}{'ratio':>8}{'min':>8}{'max':>8}{'peak, MB':>10}",

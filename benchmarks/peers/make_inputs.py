@@ -2,8 +2,8 @@
 
     python benchmarks/peers/make_inputs.py --workload cnn_small --out build/benchmarks/cnn_small.npz
 
-Pixels and labels are random: speed does not depend on what images show. Sentences have random words,
-frequent ones often, and the lengths of those of Stack Overflow.
+Pixels and labels are random, since speed does not depend on the content of images. Sentences have random
+words by frequency, and the lengths of sentences on Stack Overflow.
 """
 
 import argparse
@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from peers import workload as work
 
-ROUNDS = 64  # with a cohort of their own
-DISTILLATIONS = 8  # with unlabelled rows of their own
+ROUNDS = 64  # each with its own cohort
+DISTILLATIONS = 8  # each with its own unlabelled examples
 SEED = 0
 
 
@@ -123,7 +123,7 @@ def initial_weight(name: str, shape: tuple[int, ...], draws: np.random.Generator
 
 
 def endless(rows: int, shape: tuple[int, ...], draws: np.random.Generator) -> np.ndarray:
-    """Rows in a random order, again and again in another one, int32 [*shape]."""
+    """Indices of rows in random order, reshuffled after each pass over all rows, int32 [*shape]."""
     count = int(np.prod(shape))
     passes = [draws.permutation(rows) for _ in range(-(-count // rows))]
     return np.concatenate(passes)[:count].reshape(shape).astype(np.int32)

@@ -1,8 +1,7 @@
-"""What the programs of the comparison share: their arguments, the order of rounds, their report.
+"""Shared code of the compared programs: arguments, the order of rounds, the report.
 
 A program runs its first round, or several, saves the weights, warms up with one repetition and is then
-timed.
-Every repetition trains on the same cohorts, so that all repetitions are the same work.
+timed. Every repetition trains on the same cohorts, so all repetitions do the same work.
 """
 
 import argparse
@@ -26,7 +25,7 @@ def parse_arguments(
     Args:
       description: the program's docstring.
       most_processes: the largest number of processes that the program can use.
-      accelerated: whether it can use an accelerator, and so takes --accelerator.
+      accelerated: whether it can use an accelerator; it then takes --accelerator.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--workload", choices=sorted(work.WORKLOADS), required=True)
@@ -73,13 +72,13 @@ def total_rounds(arguments: argparse.Namespace) -> int:
 
 
 def rounds(arguments: argparse.Namespace) -> Iterator[int]:
-    """Which of the file's rounds a run's are, endless: the first, then those of every repetition."""
+    """The file's round for each round of a run, endless: the first ones, then each repetition's."""
     repetition = range(arguments.rounds_per_repetition)
     return itertools.chain(range(arguments.first_rounds), itertools.cycle(repetition))
 
 
 def cohorts(inputs: work.Inputs, arguments: argparse.Namespace) -> Iterator[np.ndarray]:
-    """The cohorts of a run's rounds, endless, of the only pool."""
+    """The cohorts of a run's rounds, endless, for workloads with one pool."""
     drawn = inputs.pool.cohorts
     return (drawn[round % len(drawn)] for round in rounds(arguments))
 
@@ -90,7 +89,7 @@ def run(
     """Trains a whole run; returns the times at which it started and each part of it ended.
 
     Args:
-      train: trains that many rounds more, and returns when their result is there.
+      train: trains a number of further rounds, and returns when their result is there.
       save: saves the weights.
       arguments: of the program.
       clock: returns seconds.
@@ -109,7 +108,7 @@ def run(
 def ends_of_parts(
     started: float, round_ends: Sequence[float], arguments: argparse.Namespace
 ) -> list[float]:
-    """What `run` returns, for a program that can only note when each round ended."""
+    """The result of `run` for a program that can only note the time at which each round ended."""
     ends = round_ends[arguments.first_rounds - 1 :]
     return [started, *ends[:: arguments.rounds_per_repetition]]
 
@@ -117,7 +116,7 @@ def ends_of_parts(
 def save_weights(
     weights: Mapping[str, Mapping[str, np.ndarray]], arguments: argparse.Namespace
 ) -> None:
-    """Writes weights in the common layout, pool by pool, where that was asked for."""
+    """Writes weights in the common layout, pool by pool, if the arguments name a file for them."""
     if arguments.save_weights is not None:
         flat = {f"{pool}/{name}": own[name] for pool, own in weights.items() for name in own}
         with open(arguments.save_weights, "wb") as file:
@@ -135,17 +134,17 @@ def report(
     """Prints the line of JSON that side_by_side.py reads.
 
     Args:
-      peer, version: who reports.
+      peer, version: the program that reports.
       arguments: of the program.
       times: see `run`.
       peak_rss_mb: of all processes.
-      more: of an accelerator, where it is told: `device`, `peak_device_mb`.
+      more: `device` and `peak_device_mb` of an accelerator, if they are known.
     """
     rounds = arguments.rounds_per_repetition
     seconds = [(end - begin) / rounds for begin, end in itertools.pairwise(times[2:])]
     first = times[1] - times[0]
     if seconds:
-        # What the rounds before the timed ones took beyond their share.
+        # The additional time of the rounds before the timed ones.
         before = arguments.first_rounds + rounds
         first = max(0.0, times[2] - times[0] - before * statistics.median(seconds))
     weights = arguments.save_weights
@@ -194,8 +193,8 @@ def peak_memory_mb(root: int | None = None) -> float:
 
 
 def anonymous_memory_mb() -> float | None:
-    """Resident memory of this process besides pages of files, which the system takes back when it needs
-    them; None where it does not tell."""
+    """Resident memory of this process without pages of files, which the system takes back when it needs
+    them; None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

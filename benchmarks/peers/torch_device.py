@@ -1,6 +1,6 @@
 """Where the PyTorch programs compute: on the processor, or on the first CUDA device.
 
-Everything is moved by hand: with PyTorch's own default device each of its calls would take longer.
+Arrays are moved explicitly, since with PyTorch's default device each of its calls takes longer.
 """
 
 import sys
@@ -13,7 +13,7 @@ _device = torch.device("cpu")
 
 
 def use(accelerator: bool) -> None:
-    """Chooses the device; ends the program with one line where it is not there."""
+    """Chooses the device; ends the program with one line if there is no such device."""
     global _device
     if not accelerator:
         return
@@ -21,12 +21,12 @@ def use(accelerator: bool) -> None:
         print("error: --accelerator: PyTorch finds no CUDA device.", file=sys.stderr)
         raise SystemExit(2)
     _device = torch.device("cuda")
-    # TF32, as XLA does where nothing else is asked for.
+    # TF32, which is XLA's default.
     torch.set_float32_matmul_precision("high")
 
 
 def current() -> torch.device:
-    """The device that was chosen, at first the processor."""
+    """The device that was chosen; the processor if none was."""
     return _device
 
 
@@ -36,7 +36,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def clock() -> float:
-    """Seconds, once everything that was asked of the device is done."""
+    """Seconds, after waiting for all work on the device."""
     if _device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

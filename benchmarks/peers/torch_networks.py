@@ -9,8 +9,8 @@ from peers import workload as work
 def make_network(network: work.AnyNetwork) -> torch.nn.Module:
     """A pool's network. Called with [batch, channels, height, width] or tokens; returns logits.
 
-    Its attribute `weighted` lists (layer's name in the common layout, layer, shape of what is
-    flattened before it, or ()).
+    Its attribute `weighted` lists (layer's name in the common layout, layer, shape of the array that
+    is flattened before it, or ()).
     """
     return kind_of(network)(network).to(torch_device.current())
 
@@ -62,7 +62,7 @@ class Network(torch.nn.Module):
 
 
 class HeadedNetwork(torch.nn.Module):
-    """Convolutions and dense layers, on which there are a main head and auxiliary ones."""
+    """Convolutions and dense layers with a main head and auxiliary heads."""
 
     def __init__(self, network: work.Network):
         super().__init__()
@@ -123,7 +123,7 @@ class PartyNetwork(torch.nn.Module):
             self.weighted += [(f"conv{index}", convolution, ()), (f"norm{index}", norm, ())]
             layers += [convolution, norm, torch.nn.ReLU()]
             if index == 1:
-                # Repeating the last row and column leaves the means of the pixels that exist.
+                # With the last row and column repeated, means are over pixels of the image only.
                 layers += [torch.nn.ReplicationPad2d((0, 1, 0, 1)), torch.nn.AvgPool2d(2, 1)]
             elif index == 2 and len(network.widths) == 3:
                 layers.append(torch.nn.AvgPool2d(2))
@@ -194,7 +194,7 @@ class BasicBlock(torch.nn.Module):
 
 
 class BatchNorm(torch.nn.BatchNorm2d):
-    """Keeps a running mean of biased variances, where PyTorch's own layer keeps unbiased ones."""
+    """Keeps a running mean of biased variances; PyTorch's own layer keeps unbiased ones."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class BatchNorm(torch.nn.BatchNorm2d):
         momentum: float = work.STATISTICS_MOMENTUM,
         epsilon: float = work.STATISTICS_EPSILON,
     ):
-        super().__init__(features, epsilon, 1 - momentum)  # PyTorch counts it the other way round
+        super().__init__(features, epsilon, 1 - momentum)  # PyTorch weights the new value
 
     def forward(self, x):
         if not self.training:
@@ -210,7 +210,7 @@ class BatchNorm(torch.nn.BatchNorm2d):
         old = (1 - self.momentum) * self.running_var
         y = super().forward(x)
         values = x.numel() // x.shape[1]
-        # Not in place: the backward pass checks that what it was given has not changed.
+        # Not in place, since the backward pass checks that its inputs have not changed.
         self.running_var = old + (self.running_var - old) * ((values - 1) / values)
         return y
 
@@ -249,7 +249,7 @@ def client_tensors(inputs: work.Inputs, client: int) -> tuple[torch.Tensor, torc
 
 
 def image_tensor(images: np.ndarray) -> torch.Tensor:
-    """Images with their channels first; rows of features or tokens stay as they are."""
+    """Images with channels first; features and tokens stay as they are."""
     tensor = torch_device.tensor(images)
     return tensor.permute(0, 3, 1, 2).contiguous() if tensor.ndim == 4 else tensor
 
@@ -264,7 +264,7 @@ def train_client(network, images, labels) -> None:
 
 
 def loss(logits, labels) -> torch.Tensor:
-    """Cross-entropy, the mean over examples; a sentence's is its tokens' sum by EXPECTED_LENGTH."""
+    """Mean cross-entropy over examples; for a sentence the sum over tokens / EXPECTED_LENGTH."""
     if labels.ndim == 1:
         return torch.nn.functional.cross_entropy(logits, labels)
     total = torch.nn.functional.cross_entropy(
@@ -286,7 +286,7 @@ def _leaves(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
-    """A common kernel in PyTorch's layout; `flattened` is the shape of what comes before, or ()."""
+    """A common kernel in PyTorch's layout; `flattened` is the shape flattened before it, or ()."""
     if kernel.ndim == 4:
         return kernel.transpose(3, 2, 0, 1)
     if flattened:
@@ -296,7 +296,7 @@ def kernel_to_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarra
 
 
 def kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndarray:
-    """The other way round."""
+    """The inverse of `kernel_to_torch`."""
     if kernel.ndim == 4:
         return kernel.transpose(2, 3, 1, 0)
     kernel = kernel.T
@@ -308,6 +308,6 @@ def kernel_from_torch(kernel: np.ndarray, flattened: tuple[int, ...]) -> np.ndar
 
 
 def _other_gates(value: np.ndarray) -> np.ndarray:
-    """From input, candidate, forget, output to PyTorch's input, forget, candidate, output, and back."""
+    """Swaps the gates candidate and forget, whose order differs in PyTorch; its own inverse."""
     first, second, third, last = np.split(value, 4, axis=-1)
     return np.concatenate([first, third, second, last], axis=-1)

@@ -1,12 +1,12 @@
-"""The work that every program of the comparison does, as plain numbers and NumPy arrays.
+"""The work that all compared programs do, as plain numbers and NumPy arrays.
 
-One file per workload, written by make_inputs.py, holds images or sentences, clients, cohorts and
-initial weights, so that all programs compute the same thing.
+One file per workload, written by make_inputs.py, has images or sentences, clients, cohorts and initial
+weights, so that all programs compute the same.
 
-Of text, FedJAX's own Stack Overflow model is the same function of the same weights as the networks here
-and as this library's: it is what it runs. PyTorch's LSTM has its gates in another order, does not add
-1 to the forget gate's bias and has a second bias: that one adds the 1 there and is not trained. All
-compute a sentence's loss as the sum over its tokens by EXPECTED_LENGTH, and the mean over sentences.
+For text, FedJAX runs its own Stack Overflow model, which is the same function of the same weights as the
+networks here and in this library. PyTorch's LSTM has another order of gates, does not add 1 to the
+forget gate's bias, and has a second bias. This second bias adds the 1 and is not trained. All programs
+divide the sum of a sentence's token losses by EXPECTED_LENGTH and take the mean over sentences.
 """
 
 import sys
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-POOL = "clients"  # where a workload has only one
+POOL = "clients"  # the name of the pool in workloads with only one
 BATCH = 20
 CLIENT_LEARNING_RATE = 0.05
 SERVER_LEARNING_RATE, SERVER_BETAS, SERVER_EPSILON = 1e-3, (0.9, 0.999), 1e-5
@@ -155,12 +155,11 @@ AnyNetwork = Network | ResidualNetwork | PartyNetwork | HtFLNetwork | LanguageNe
 class Distillation(NamedTuple):
     """How pools' models teach each other in every round, and in how many steps.
 
-    By 'merged' or 'periodic' codistillation, by 'fed_sdd', where all of them teach the first, by
-    'fed_md', where pools are parties of one client who agree on logits, by 'mhd', where pools are
-    clients who teach each other's heads, each on every other one's checkpoints, or by 'fed_kd', where
-    both pools have the same clients, who train a teacher of their own and a student that travels; that
-    takes no steps on unlabelled images. HTFL_METHODS take none either: pools are clients with networks
-    of their own, FML's MEME is nobody's.
+    'merged' and 'periodic' are the codistillations. In 'fed_sdd' all models teach the first. In 'fed_md'
+    each pool is a party, and parties agree on logits. In 'mhd' each pool is a client, which learns from
+    the checkpoints of all others. In 'fed_kd' both pools have the same clients, who train their own
+    teacher and a student that is sent; it has no steps on unlabelled images. HTFL_METHODS have none
+    either: each pool is a client with its own network, and FML's MEME belongs to no client.
     """
 
     method: str
@@ -168,7 +167,7 @@ class Distillation(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """What is trained, on whom.
+    """The networks that are trained, and their clients.
 
     Attributes:
       networks: pool -> the network that its clients train; pools share no clients but FedKD's.
@@ -254,11 +253,12 @@ class Pool(NamedTuple):
       network: the network to train.
       cohorts: int32 [rounds, cohort], the clients of each round, all different.
       weights: 'layer/leaf' -> floats, see `weight_shapes`.
-      orders: purpose -> int32, what is drawn for a party; empty elsewhere. FedMD: 'digest' and 'revisit'
-        are positions of examples as they are visited. MHD: 'private' and 'public', those of the batches
-        [steps, MHD_BATCH]; 'drawn' [steps], which entry of the pool teaches; 'first' [pool], whose
-        models it has at first; by round 'replaced' and 'source', the new entry and whose model it is.
-        HTFL_METHODS: 'visited' [HTFL_ORDERS, examples], positions in each of the first rounds.
+      orders: purpose -> int32, draws for a party; empty for other methods. FedMD: 'digest' and 'revisit'
+        are positions of examples in the order of visits. MHD: 'private' and 'public' are positions of
+        the batches' examples [steps, MHD_BATCH]; 'drawn' [steps] is the entry of the checkpoint buffer
+        that teaches; 'first' [entries] are the clients whose models are the first entries; 'replaced'
+        and 'source' have for each round the replaced entry and the client of the new one. HTFL_METHODS:
+        'visited' [HTFL_ORDERS, examples] are positions in each of the first rounds.
     """
 
     network: AnyNetwork
@@ -300,11 +300,11 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
-    """Reads a file of make_inputs.py; ends the program with one line where there is none.
+    """Reads a file of make_inputs.py; ends the program with one line if there is none.
 
     Args:
       path: the file.
-      workload: that it must be for.
+      workload: the workload for which the file must be.
       double: whether floats are float64 instead of float32.
     """
     dtype = np.float64 if double else np.float32
@@ -447,7 +447,7 @@ def _party_shapes(network: PartyNetwork) -> dict[str, tuple[int, ...]]:
 
 
 def _htfl_shapes(network: HtFLNetwork) -> dict[str, tuple[int, ...]]:
-    """Without batch statistics, which start as zeros and ones and are compared by none."""
+    """Without batch statistics, which start as zeros and ones and are never compared."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def add(convolution: str, norm: str, size: int, channels: int, features: int) -> None:
@@ -475,7 +475,7 @@ def _htfl_shapes(network: HtFLNetwork) -> dict[str, tuple[int, ...]]:
 
 
 def htfl_stages(network: HtFLNetwork) -> int:
-    """Of a ResNet."""
+    """Number of stages of a ResNet."""
     return {"resnet4": 1, "resnet6": 2, "resnet8": 3}[network.kind]
 
 

@@ -7,18 +7,20 @@ r"""FedKD on sentences with and without adverse drug effects, at a size for a CP
         --workdir runs/ade_fed_kd \
         --metric f_score --config.data.encoder=runs/ade_encoder.safetensors
 
-The paper's task is the same question about tweets, of which 8 % tell of an effect; it shows these twice.
-Here it is a fifth of the sentences, and each is seen as often as it is there. Runs are those of
-cifar_fed_kd.py, which explains them, for four clients: `fed_kd,no_mutual` has the paper's "Local" as its
-teachers, `fed_avg,teacher` is "Fed", `fed_avg,student` a small model alone. The teacher is an encoder of
-four layers of width 128, the student one of two; both start from the file's first layers. The tables of
-their embeddings stay the file's, as in the paper, and are neither trained nor sent: what is left are
-819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` tables are parameters too, and
-no file is needed. FetchSGD's and Federated Dropout's sizes suit frozen ones, about 25 % (and the model
-once) and 60 % of FedAvg's bytes: a client of Federated Dropout has one head of two in each layer and
-323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its
-rounds, without dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is
-not.
+The paper has the same task on tweets. There, 8 % of the tweets describe an effect, and these are shown
+twice. Here a fifth of the sentences do, and no sentence is repeated. The runs are those of
+cifar_fed_kd.py, which explains them, for four clients: the teachers of `fed_kd,no_mutual` are the
+paper's "Local", `fed_avg,teacher` is its "Fed", and `fed_avg,student` is a small model alone. Results
+are in docs/results/fed_kd.md: mutual learning does not help here, and SVD halves the bytes.
+
+The teacher is an encoder of four layers of width 128, the student one of two layers. Both start from the
+file's first layers. As in the paper, embedding tables keep the file's values and are neither trained nor
+sent. This leaves 819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` the tables are
+parameters too, and no file is needed. The sizes of FetchSGD and Federated Dropout are for frozen tables:
+about 25 % (and the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two
+heads in each layer and 323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the
+examples in each of its rounds, without dropout. Its learning rate is tuned
+(results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -59,9 +61,9 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
     if "fed_kd" in config.training:
         own = config.training.fed_kd
         own.teacher, own.teacher_learning_rate = TEACHER, RATE
-        del own.teacher_layers, own.student_layers  # an encoder shows all of its layers
+        del own.teacher_layers, own.student_layers  # an encoder outputs all of its layers
     if "fetch_sgd" in config.training:
-        # 16,775 sentences; a twentieth of a client's.
+        # A twentieth of a client's sentences, of 16,775 in all.
         config.training.fetch_sgd.update(
             sketch_rows=5, sketch_columns=2467, k=4025, examples_per_round=209
         )

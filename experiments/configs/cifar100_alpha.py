@@ -1,7 +1,8 @@
 r"""Ablation: MergedCodist's alpha, the share of the clients' pseudo-gradient, fixed and scheduled.
 
-The codistillation paper tunes alpha and does not show its effect. 1 is FedAvg with distillation that
-counts for nothing. A run is "alpha" or "alpha,schedule".
+The codistillation paper tunes alpha and does not show its effect. With alpha = 1 the method is FedAvg,
+and its distillation has no effect. A run is "alpha" or "alpha,schedule". Results are in
+docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_alpha.py \
         --workdir runs/cifar100_alpha

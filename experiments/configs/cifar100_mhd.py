@@ -1,10 +1,10 @@
 r"""Multi-Headed Distillation on CIFAR-100, scaled: 8 clients x 25 primary labels, a small CNN.
 
-Of a prepared folder's training images a fifth is public. Training is 3,000 steps of 32 private and 32
-public images, so that a run of two seeds takes a core some minutes. Network and learning rate were
-chosen by one client's training alone, on held-out images (after 2,000 steps at 0.1 a CNN without
-normalisation was at 9 %, one with it at 22), the weight of the heads' losses likewise with three heads.
-Runs are named by what they vary:
+A fifth of a prepared folder's training images is public. Training has 3,000 steps of 32 private and 32
+public images, so a run of two seeds takes one core some minutes. Network and learning rate were
+chosen on held-out images, in runs of one client alone: after 2,000 steps at 0.1 a CNN had 9 % without
+normalisation and 22 % with it. The weight of the heads' losses was chosen on held-out images too, with
+three heads. Results are in docs/results/mhd.md. Runs are named by what they vary:
 
     weights,s=<s>,<nu_emb>,<nu_aux>   one auxiliary head, the two weights; heads,s=<s>,1 has 1 and 1
     heads,s=<s>,<m>                   number of auxiliary heads
@@ -14,9 +14,9 @@ Runs are named by what they vary:
     graph,<graph>                     4 clients x 25 labels without overlap, three heads
     teachers,<Delta>                  checkpoints per step
     choice,random,s=<s>               targets drawn at random; compare with heads,s=<s>,3
-    candidates,<which>                four heads; "self" is the skip rule, "all" has two teachers,
-                                      "all_plus" all images public besides, "all_plus_longer" twice
-                                      the rounds too
+    candidates,<which>                four heads; "self" is the skip rule; "all" has two teachers;
+                                      "all_plus" also has all images public; "all_plus_longer" also has
+                                      twice the rounds
     slower,<which>                    the same with "base" or both others, at 0.03 in place of 0.1
     skip,one_head                     the skip rule with a single auxiliary head
     public,<share>                    four heads; size of the public set, the private one fixed
@@ -41,8 +41,8 @@ BASELINES = {
     "fed_avg_longer": "decentralised_fed_avg",
     "centralised_longer": "centralised",
 }
-# Three heads and both weights, where a run does not vary them. At this length and a weight of 3, three
-# heads hold the main one back (3 % on held-out images, 12 % at 1).
+# The number of heads and both weights, where a run does not vary them. In runs of this length with the
+# weight 3, three heads make the main head worse: 3 % on held-out images, and 12 % with the weight 1.
 HEADS, EMBEDDING_WEIGHT, HEAD_WEIGHT = 3, 1.0, 1.0
 EMBEDDING_WEIGHTS, HEAD_WEIGHTS = (0, 1, 3), (0, 0.3, 1, 3)
 GRAPHS = {
@@ -116,7 +116,7 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     with config.unlocked():
         config.parties.graph = dict(name="complete")
     config.training = dict(learning_rate=0.1, momentum=0.9, batch_size=BATCH_SIZE, steps=STEPS)
-    # Curves are of test images, so that the recorded runs stay what they are; nothing is chosen by them.
+    # Curves are of test images, since those of the recorded runs are; nothing is chosen by them.
     config.evaluation = dict(
         every=20, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
     )
@@ -131,12 +131,12 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     if "public_batch_size" in config.algorithm:
         config.algorithm.public_batch_size = BATCH_SIZE
     if method == "decentralised_fed_avg":
-        # The recorded runs began with unrelated weights, of which the first mean makes little.
+        # In the recorded runs clients started from unrelated weights, whose first mean is of little use.
         config.algorithm.same_start = False
     if kind == "periodic":
         # As many public images as MHD's clients see in a period.
         settings = config.algorithm
-        settings.period = 8  # the last one is four rounds before the end
+        settings.period = 8  # the last codistillation is four rounds before the end
         settings.examples = settings.period * STEPS * settings.public_batch_size
     if method == "multi_headed_distillation":
         vary(config, kind, values)
@@ -146,7 +146,7 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
 
 
 def vary(config: ConfigDict, kind: str, values: list[str]) -> None:
-    """What a run's name says of MHD; `values` are what the name has after its kind, without s."""
+    """Sets what a run's name varies; `values` are the parts of the name after its kind, without s."""
     settings = config.algorithm
     settings.embedding_weight, settings.head_weight = EMBEDDING_WEIGHT, HEAD_WEIGHT
     match kind:
@@ -185,13 +185,13 @@ def vary(config: ConfigDict, kind: str, values: list[str]) -> None:
 
 
 def _all_public(config: ConfigDict) -> None:
-    """The clients keep what they have; the public images are all, their own among them."""
+    """Clients keep their private images, and all images are public, including the private ones."""
     config.data.private_share = 1 - config.data.public_share
     config.data.public_share = 1.0
 
 
 def _one_larger(config: ConfigDict, method: str) -> None:
-    """Four clients with half of the labels each, of which the first has the wider network."""
+    """Four clients with half of the labels each; the first client has the wider network."""
     small_only = method in ("mhd_small_only", "fed_avg_small")
     config.data.num_clients, config.data.labels_per_client = 4, 50
     with config.ignore_type():

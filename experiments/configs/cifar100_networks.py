@@ -1,7 +1,7 @@
 """The CNNs of Table 1 with dropout, which the codistillation paper does not mention.
 
-The rates are those of FedJAX's only CNN, in which the paper's experiments may have been built: 0.25
-after flattening, 0.5 after the first dense layer.
+The rates are those of FedJAX's only CNN: 0.25 after flattening, 0.5 after the first dense layer. The
+paper's experiments may have been built in FedJAX.
 """
 
 from fedcodist.models import cnn
@@ -30,5 +30,5 @@ def small_both(num_classes: int) -> cnn.CNN:
 
 
 def network(model: str, dropout: str) -> str:
-    """How a config names one of them: `model` "small" or "large", `dropout` a key of DROPOUT."""
+    """A network's name for configs; `model` is "small" or "large", `dropout` a key of DROPOUT."""
     return f"cnn_{model}" if dropout == "none" else f"{__name__}:{model}_{dropout}"

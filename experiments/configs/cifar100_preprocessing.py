@@ -1,8 +1,9 @@
-r"""FedAvg of the large model under other readings of the codistillation paper's preprocessing.
+r"""FedAvg of the large model with other readings of the codistillation paper's preprocessing.
 
-The paper does not state its crop, nor which of two networks with its number of parameters it ran. A
-run is "crop,augmentation": 24x24 crops, or 32x32 crops of the image padded by 4 pixels, with the
-network of that size; drawn for each image or once for a batch, as FedJAX does.
+The paper does not state its crop, nor which of two networks with its number of parameters it ran. A run
+is "crop,augmentation". Crops are 24x24, or 32x32 of the image padded by 4 pixels, with the network of
+that size. They are drawn for each image, or once for a batch as in FedJAX. Results are in
+docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_preprocessing.py \
         --workdir runs/cifar100_preprocessing

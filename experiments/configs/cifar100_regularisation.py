@@ -1,12 +1,12 @@
 r"""Which dropout does each model of Table 1 need?
 
-FedAvg of one model alone, "model,dropout": the large one on 4,700 images, the small one on 31,500. The
-large model without dropout overfits; which regularisation the paper's networks had is not known.
+A run is "model,dropout": FedAvg of one model alone, the large one on 4,700 images or the small one on
+31,500. The large model overfits without dropout. The regularisation of the paper's networks is unknown.
 
-Rule, set before the runs. For each of the six a study of 16 trials searches both learning rates on
-held-out clients, at 400 rounds with the schedule scaled. Then 1,500 rounds with each study's best rates.
-A model's dropout in Table 1 is the one with the highest held-out accuracy after these 1,500 rounds. No
-test image is looked at.
+The rule was fixed before the runs. For each of the six runs, a study of 16 trials searches both learning
+rates on held-out clients, in 400 rounds with the schedule scaled. Then 1,500 rounds are run with the
+best rates of each study. A model's dropout in Table 1 is the one with the highest held-out accuracy
+after these 1,500 rounds. No test image is used. Results are in docs/results/codistillation.md.
 
     fedcodist tune experiments/configs/cifar100_regularisation.py:large,both --trials 16 --at_once 16 \
         --processes 1 --config.rounds=400 --study cifar100_large_both --storage runs/tuning.db \

@@ -1,7 +1,8 @@
 r"""Ablation: the temperature of the large model as a teacher.
 
-Table 1's was chosen in short trials, before the large model is too sure of its few images. A run is
-"method,temperature"; the small model as a teacher keeps Table 1's.
+Table 1's temperature was chosen in short trials, which end before the large model is overconfident on
+its few images. A run is "method,temperature". As a teacher, the small model keeps Table 1's temperature.
+Results are in docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_teacher_temperature.py \
         --workdir runs/cifar100_teacher_temperature

@@ -1,17 +1,18 @@
-r"""What is tuned for Table 1, at |P_H| = 4,700, in domain.
+r"""The tuner's studies for Table 1, with 4,700 examples of the large model, in domain.
 
     python -m fedcodist.tuning.tune --config experiments/configs/cifar100_tuning.py:fed_avg \
         --study cifar100_fed_avg --storage runs/tuning.db --trials 6 \
         --output results/tuning/cifar100_fed_avg.json
 
-First "large_model": FedAvg of the large model alone searches its learning rates, for all methods, in
-twelve trials of 300 rounds. (The paper has one client learning rate for both models; ours is one for
-each, as the large model wants a much smaller one.) Then every method has a study of six trials of 200
-rounds: "fed_avg" searches the rates of both models, which are all methods' (its start was kept, see
-docs/results/tuning.md); PeriodicCodist and MergedCodist search what they add.
-The space is the paper's (appendix F), narrowed to what so few trials can cover: bounds are around
-usual values, and both models share the settings of distillation. The decay of the distillation
-learning rate is not searched.
+The first study, "large_model", searches the learning rates of FedAvg of the large model alone, for all
+methods, in twelve trials of 300 rounds. (The paper has one client learning rate for both models. Ours
+has one for each, since the large model needs a much smaller one.) Then every method has a study of six
+trials of 200 rounds. "fed_avg" searches the rates of both models, which all methods use; its start was
+kept, see docs/results/tuning.md. PeriodicCodist and MergedCodist search the settings that they add.
+
+The search space is the paper's (appendix F), narrowed to what so few trials can cover: bounds are around
+usual values, and both models share the settings of distillation. The decay of the distillation learning
+rate is not searched.
 """
 
 from ml_collections import ConfigDict
@@ -32,7 +33,7 @@ def get_config(study: str = "fed_avg") -> ConfigDict:
     config.name = "cifar100_tuning"
     config.run = study
     config.rounds = config.full_rounds = 300 if study == "large_model" else 200
-    config.algorithm.period = 60  # three codistillations, the last one twenty rounds before the end
+    config.algorithm.period = 60  # three codistillations, the last twenty rounds before the end
     if study == "large_model":
         del config.pools.small
         config.pools.large.update(client_learning_rate=0.003, server_learning_rate=1.3e-3)

@@ -1,18 +1,19 @@
 r"""FedMD with CIFAR-10 public and six classes or superclasses of CIFAR-100 private (section 4).
 
-A run is `non_iid` or `iid`, and `,scaled` after it has the same ten shapes with a quarter of the
-widths, and three seeds; `,table_2` has the networks that the paper lists for CIFAR in place of the
-released code's, `,table_2,half` those with half of the widths; with `,alone` at the end the same
-rounds have no digest. Settings are the released code's, but for early stopping, which looks at held-out
-public images and not at test data, and for the images: `train` of the prepared folders, of which
-docs/results/fed_md.md has the numbers. The paper's bounds on pooled examples: 56.5 % and 82.6 %.
+A run is `non_iid` or `iid`, with one or more endings. `,scaled` has the same ten networks with a quarter
+of the widths, and three seeds. `,table_2` has the networks that the paper lists for CIFAR in place of
+the released code's, and `,table_2,half` has them with half of the widths. With `,alone` at the end, the
+same rounds have no digest. Settings are the released code's, with two differences. Early stopping uses
+held-out public images instead of test data. Images are those of `train` in the prepared folders;
+docs/results/fed_md.md has their numbers and our results. The paper's bounds with all examples in one
+place are 56.5 % and 82.6 %.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
     python -m fedcodist.report.tables_parties runs/cifar_fed_md/non_iid-scaled
 
-An epoch of all seeds is the least that a checkpoint keeps. Seeds one by one keep more on a machine that
-may go away, and the page of results reads their records as one run:
+A checkpoint is written after an epoch of all seeds at the earliest. On a machine that may be stopped,
+seeds that are run one by one lose less work, and the page of results reads their records as one run:
 
     python -m experiments.main --config=experiments/configs/cifar_fed_md.py:non_iid,scaled \
         --workdir=runs/cifar_fed_md/non_iid-scaled-0 --config.seed=0 --config.seeds=1
@@ -24,7 +25,7 @@ from fedcodist.config import defaults
 
 
 def get_runs() -> list[str]:
-    """Superclasses and fine classes, at the paper's size and scaled; then what parties do alone."""
+    """Superclasses and fine classes, at the paper's size and scaled; then the runs without digest."""
     sizes = ["", ",scaled", ",table_2", ",table_2,half"]
     together = [classes + size for size in sizes for classes in ("non_iid", "iid")]
     return [*together, *(f"{run},alone" for run in together)]
@@ -50,7 +51,8 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         num_public=config_dict.placeholder(int),  # training images; all, where not set
         seed=0,
     )
-    # Table 1's networks as in the released code. The paper's numbers on CIFAR are of table 2's.
+    # Table 1's networks, as in the released code. The paper's results on CIFAR are of table 2's
+    # networks.
     networks = "table_2" if "table_2" in kinds else "table_1"
     narrower = 4 if is_scaled else 2 if "half" in kinds else 1
     config.parties = dict(networks=networks, narrower=narrower)
@@ -59,13 +61,13 @@ def get_config(run: str = "non_iid") -> ConfigDict:
         digest_batch_size=256 if iid else 128,
         revisit_epochs=4 if iid else 10,
         revisit_batch_size=5 if iid else 10,
-        # The paper's weights are lower for models 0 and 9 of table 2, by how much it does not say.
+        # The paper's weights of models 0 and 9 of table 2 are lower; it does not say by how much.
     )
     config.phases = defaults.phases(
         # Checkpoints are as often as evaluations: an epoch of the paper's networks takes a CPU of two
         # cores 20 minutes and more.
         centralised_bound="alone" not in kinds,
-        cache="data/pretraining",  # the two private experiments share what was learnt of CIFAR-10
+        cache="data/pretraining",  # both private experiments share the training on CIFAR-10
     )
     # Curves are of test images, as the paper's figure does; nothing is chosen by them.
     config.evaluation = defaults.evaluation(1, 1, splits=("test",), final_splits=())

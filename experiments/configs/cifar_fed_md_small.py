@@ -1,24 +1,29 @@
-r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU, and the paper's remarks on it.
+r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU; tests of the paper's remarks.
 
-The ten shapes with an eighth of the widths, 2,000 public images, half of the private ones with
-superclasses, and less training before the rounds. What differs from cifar_fed_md.py is marked. Levels
-are far below the paper's; differences between runs, paired by seed, are what it can show. Seeds differ
-in first weights, batches and alignment sets; who has which images is the same for all.
+The ten networks have an eighth of the widths. There are 2,000 public images, with superclasses half of
+the private images, and less training before the rounds. Comments have the values of cifar_fed_md.py
+where they differ. Accuracies are far below the paper's, so only differences between runs, paired by
+seed, can be compared. Seeds differ in initial weights, batches and alignment sets, but not in the
+division of the images.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small
     python -m fedcodist.report.tables_parties runs/cifar_fed_md_small/non_iid
 
-A run is `non_iid` or `iid`; with `,alone` the same rounds without the digest, so that what private
-training alone brings in them is told from what collaboration does. The others are the first with one
-thing changed: four of the ten parties weak (two dense layers with a hidden one of four), with equal
-weights or with low ones (c_k); fewer epochs of the revisit, or a larger batch of the digest, against
-transient dips; other numbers of public images in a round; probabilities in place of logits. Of these a
-round with all images has 40 steps of the digest, as many as `digest_epochs,10` has, and one with 50 has
-one step, as `digest_batch_size,200` has. After 50 epochs of private training the weak parties still
-answer with public classes only, so that the herd learns from parties who know nothing of the private
-ones; `private_epochs,500` at the end is for them to know theirs before the first round, and by itself
-what those are compared with.
+A run is `non_iid` or `iid`. With `,alone` the same rounds have no digest, which separates the effect of
+private training in the rounds from that of collaboration. The other runs are `non_iid` with one change:
+
+- four of the ten parties are weak (two dense layers, four hidden units), with equal or low weights c_k;
+- fewer epochs of the revisit, or a larger batch of the digest, against transient dips;
+- other numbers of public images in a round. With all images a round has 40 steps of the digest, as many
+  as `digest_epochs,10`; with 50 images it has one step, as `digest_batch_size,200`;
+- probabilities in place of logits.
+
+After 50 epochs of private training the weak parties still predict public classes only, so the others
+learn from parties who know nothing of the private ones. With `private_epochs,500` at the end, weak
+parties have learned their private classes before the first round; the run `private_epochs,500` is the
+one to compare with. docs/results/fed_md.md has the results: collaboration helps nearly every party, but
+most of the gain comes from a party's own training in the rounds.
 """
 
 from collections.abc import Mapping
@@ -78,16 +83,17 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     weak = WEAK if run.startswith("weak") else 0
     shapes = (*WIDTHS[: 10 - weak], *weak * ((NARROWER * HIDDEN,),))
     with config.ignore_type():
-        # Without dropout, of which networks this narrow need none.
+        # Networks this narrow need no dropout.
         config.parties.networks = tuple((widths, 0.0) for widths in shapes)
     config.algorithm.alignment_size = 200  # paper: 5,000
     config.algorithm.digest_batch_size = 50  # 128 with superclasses, 256 without
-    # Smaller batches, since running averages of so few steps of 128 would be those of the start.
+    # Smaller batches: in so few steps of 128, running averages would stay close to their initial values.
     config.phases.public.update(epochs=8, batch_size=32)  # 20 and 128
     config.phases.stopping = "fixed"
-    # After the last epoch alone: of so few private images an epoch takes less than the test images.
+    # Evaluated after the last epoch only: an epoch on so few private images is faster than an
+    # evaluation.
     config.phases.evaluate_every = 50
-    # Of half as many images, so as many steps; the released code's are few, see `,alone`.
+    # With half as many images as many steps as in cifar_fed_md.py; these are few, see `,alone`.
     config.phases.private.epochs = 25 if is_iid else 50  # 25
     config.phases.centralised.epochs = 15  # 50
     # The bound does not depend on how parties collaborate.

@@ -3,24 +3,26 @@ r"""HtFLlib's comparison of methods for clients with different networks: CIFAR-1
     python -m fedcodist.commands.compare --config experiments/configs/cifar_heterogeneous.py \
         --workdir runs/cifar_heterogeneous --only "cifar100,dirichlet,*,scaled"
 
-A run is "data,split,method", and the same with ",scaled" behind it. Folders are those of
+A run is "data,split,method", and may end in ",scaled". The data folders are those of
 `fedcodist prepare cifar10` and `fedcodist prepare cifar100`.
 
 The protocol is that of https://arxiv.org/abs/2506.03954 and of its code at commit e959261
-(`system/total.sh`): 20 clients who all take part, the eight networks of HtFE-img-8 in turn with
-embeddings of 512, batches of 10, one epoch a round, SGD of rate 0.01, three seeds. Training and test
-images are dealt together, as PFLlib's `dataset/` does for it, with concentration 0.1 or with 2 labels
-(CIFAR-10) or 10 (CIFAR-100) per client; a quarter of each client's are its tests. Pixels have mean and
-deviation 0.5, without augmentation.
+(`system/total.sh`). All of 20 clients take part in every round. They have the eight networks of
+HtFE-img-8 in turn, with embeddings of 512. Batches have 10 images, a round has one epoch, SGD has the
+rate 0.01, and there are three seeds. Training and test images are dealt together, as PFLlib's `dataset/`
+does, with concentration 0.1 or with 2 labels (CIFAR-10) or 10 labels (CIFAR-100) per client. A quarter
+of each client's images are its test images. Pixels are normalised by mean and deviation 0.5, without
+augmentation.
 
-What is not the same: HtFLlib leaves the last, smaller batch of an epoch out, visits images always in one
-order, stops 100 rounds after the best one, and reports that best round by test accuracy. Here every
-image is visited, in a new order in each epoch, and tests are measured after the last round alone. Its
-pathological split deals labels to clients in their order and in unequal parts. The number of rounds is
-our choice: its own limit of 2,000 is hardly ever met.
+These are the differences. HtFLlib leaves out the last, smaller batch of an epoch, always visits images
+in one order, stops 100 rounds after the best one, and reports this round, the best by test accuracy.
+Here every image is visited, in a new order in each epoch, and test images are evaluated after the last
+round only. HtFLlib's pathological split deals labels to clients in their order and in unequal parts. The
+number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 100
-rounds. Levels are far below the paper's; differences between methods are what they show.
+rounds. Accuracies are far below the paper's, so only differences between methods can be compared.
+docs/results/heterogeneous.md lists which runs there are.
 """
 
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ from ml_collections import ConfigDict
 from fedcodist.config import defaults
 from fedcodist.configs import digits_heterogeneous
 
-DATA = {"cifar10": 2, "cifar100": 10}  # and the labels per client of the pathological split
+DATA = {"cifar10": 2, "cifar100": 10}  # data -> labels per client of the pathological split
 SPLITS = ("dirichlet", "pathological")
 # What differs from digits_heterogeneous.METHODS: HtFLlib's tuned settings for CIFAR-100 (total.sh).
 DIFFERS: Mapping[str, Mapping[str, Any]] = {}
@@ -61,7 +63,7 @@ def get_config(run: str = "cifar100,dirichlet,fd,scaled") -> ConfigDict:
     config.data = dict(
         name="prepared",
         folder=f"data/{data}",
-        unlabelled_folder=f"data/{data}",  # nobody looks at them
+        unlabelled_folder=f"data/{data}",  # not used by any of the methods
         num_unlabelled=1,
         partition=dict(name=split, num_clients=20, all_splits=True, **division),
         client_test_share=0.25,
@@ -79,7 +81,7 @@ def get_config(run: str = "cifar100,dirichlet,fd,scaled") -> ConfigDict:
     )
     differs = DIFFERS.get(method, {})
     config.algorithm = digits_heterogeneous.algorithm(method, **differs)
-    # All images are some client's: on them all, clients' models are looked at now and then.
+    # Clients hold all images; now and then models are evaluated on all of them, to follow the training.
     every = config.rounds // (2 if scaled else 4)
     config.evaluation = defaults.evaluation(
         every, every, splits=("train",), final_splits=(), final_client_splits=("client_test",)

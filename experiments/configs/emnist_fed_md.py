@@ -1,9 +1,9 @@
 r"""FedMD with MNIST public and EMNIST's letters a to f private (section 4).
 
-A run is `non_iid`, where a party has one writer's letters, or `iid`, with three of each letter;
-`,scaled` after it has the same ten shapes with a quarter of the widths. Settings are the released
-code's, but for early stopping, which looks at held-out public images and not at test data. The paper's
-bounds on pooled examples: 87.7 % and 89.4 %.
+In the run `non_iid` a party has the letters of one writer, in `iid` three images of each letter. With
+`,scaled` at the end, the same ten networks have a quarter of the widths. Settings are the released
+code's, except that early stopping uses held-out public images instead of test data. The paper's bounds
+with all examples in one place are 87.7 % and 89.4 %.
 
     python -m fedcodist.commands.sweep --config experiments/configs/emnist_fed_md.py \
         --only "*,scaled" --workdir runs/emnist_fed_md
@@ -36,7 +36,7 @@ def get_config(run: str = "non_iid") -> ConfigDict:
             iid=iid,
             num_parties=10,
             per_class=3,  # images, with iid
-            smallest=18,  # images that a writer must have, without
+            smallest=18,  # images that a writer must have, without iid
             seed=0,
         )
     config.algorithm.digest_batch_size = 256

@@ -1,8 +1,10 @@
 r"""FedSDD's Tables 2, 5 and 6 at a size for a CPU: CIFAR-10 with alpha = 0.1.
 
-The same methods by the same code, with a small network, and few and short rounds: one run of three seeds
-takes about four minutes on one core. What differs from the paper is marked. Orderings are what such runs
-can show, paired by seed; levels are far below the paper's.
+The methods and their code are those of the other tables, with a small network and few, short rounds. One
+run of three seeds takes about four minutes on one core. Comments have the paper's values where they
+differ. Only orderings, paired by seed, can be compared with the paper; accuracies are far below its.
+The paper's order is not found at this size: FedAvg has 32 %, FedSDD 24 to 26 %
+(docs/results/fed_sdd.md).
 
     python -m fedcodist.commands.compare --config experiments/configs/fedsdd_scaled.py \
         --workdir runs/fedsdd_scaled --model main --model ensemble

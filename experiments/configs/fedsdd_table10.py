@@ -1,13 +1,13 @@
 r"""FedSDD's Table 10: from FedDF as it was published to FedSDD, one change after another.
 
 A run is "step,alpha", with ResNet-20 on the first 90 % of CIFAR-10's training images; the others are
-validation data.
+validation data. The paper's numbers are in experiments/studies/fed_sdd/paper_tables.csv. The steps are
 
     feddf          FedDF's own settings: Adam with a cosine decay and a bound on the gradient, T = 1,
                    early stopping, and the worst clients left out of the ensemble
-    training       FedSDD's training of clients and server in their place
-    no_validation  without early stopping and dropping: validation data are not used any more
-    fed_sdd        aggregated models as the ensemble, the main one distilled (K = 4, R = 1)
+    training       FedSDD's training of clients and server in place of FedDF's
+    no_validation  without early stopping and dropping, so validation data are not used any more
+    fed_sdd        the aggregated models are the ensemble, and the main one is distilled (K = 4, R = 1)
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table10.py \
         --workdir runs/fedsdd_table10

@@ -1,7 +1,8 @@
 r"""FedSDD's Table 4: FedSDD over FedAvg, FedProx and SCAFFOLD, with 8 and with all 20 clients a round.
 
-A run is "method,clients,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1. Those of 8 clients
-without "fed_sdd+" are Table 2's.
+A run is "method,clients,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1. Runs of 8 clients
+without "fed_sdd+" are in Table 2. The paper's numbers are in
+experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table4.py \
         --workdir runs/fedsdd_table4
@@ -17,7 +18,7 @@ METHODS = {"8": COMBINED, "20": (*LOCAL, "fed_sdd", *COMBINED)}
 
 
 def get_runs() -> list[str]:
-    """The cells that Table 2 has not."""
+    """The cells that Table 2 does not have."""
     return [
         f"{method},{clients},{alpha}"
         for clients, methods in METHODS.items()

@@ -1,8 +1,10 @@
 r"""FedSDD's Table 5: ensembles without any distillation.
 
-A run is "models,rounds_kept,alpha", with ResNet-20 on CIFAR-10. With one model FedAvg's is `main`, and
-the ensembles of its clients, and of clients, average and ten models sampled around them, are `clients`,
-`gaussian` and `dirichlet`. With four models `ensemble` is of all aggregated ones of the rounds kept.
+A run is "models,rounds_kept,alpha", with ResNet-20 on CIFAR-10. With one model, `main` is FedAvg's model
+and `clients` the ensemble of the clients' models. `gaussian` and `dirichlet` are ensembles of the
+clients' models, their average and ten models sampled around them. With four models, `ensemble` has all
+aggregated models of the rounds kept. The paper's numbers are in
+experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table5.py \
         --workdir runs/fedsdd_table5

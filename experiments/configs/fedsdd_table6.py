@@ -1,8 +1,9 @@
 r"""FedSDD's Table 6: which models are distilled, and from which round on.
 
 A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic` distills all models from
-the same ensemble, `warm_up_20` and `warm_up_40` do so after these rounds. Without distillation it is
-Table 5's "4,1", and FedSDD's own, of the main model alone, Table 2's "fed_sdd_r1".
+the same ensemble; `warm_up_20` and `warm_up_40` do so after these rounds. The run without distillation
+is Table 5's "4,1". FedSDD itself, which distills the main model only, is Table 2's "fed_sdd_r1". The
+paper's numbers are in experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table6.py \
         --workdir runs/fedsdd_table6
@@ -17,7 +18,7 @@ WARM_UP = {"basic": 0, "warm_up_20": 20, "warm_up_40": 40}  # rounds
 
 
 def get_runs() -> list[str]:
-    """The rows that Tables 2 and 5 have not."""
+    """The rows that Tables 2 and 5 do not have."""
     return [f"{distilled},{alpha}" for distilled in WARM_UP for alpha in ALPHAS]
 
 

@@ -1,7 +1,8 @@
 r"""FedSDD's Table 7: the same work in fewer, longer rounds, or in more, shorter ones.
 
-A run is "method,rounds,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1; rounds times local
-epochs, and rounds times distillation steps, are the same. 100 rounds are Table 2's.
+A run is "method,rounds,alpha", with ResNet-20 on CIFAR-10 and, for FedSDD, R = 1. Rounds times local
+epochs, and rounds times distillation steps, are the same in all runs. Those of 100 rounds are in Table
+2. The paper's numbers are in experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table7.py \
         --workdir runs/fedsdd_table7
@@ -18,7 +19,7 @@ STEPS = {"25": 20_000, "400": 1250}
 
 
 def get_runs() -> list[str]:
-    """The rows that Table 2 has not."""
+    """The rows that Table 2 does not have."""
     return [
         f"{method},{rounds},{alpha}" for rounds in EPOCHS for method in METHODS for alpha in ALPHAS
     ]

@@ -1,7 +1,8 @@
 r"""FedSDD's Table 9: 14 and 20 of the 20 clients in every round.
 
 A run is "method,clients,alpha", with ResNet-20 on CIFAR-10 and R = 1; `fed_sdd_k7` has seven models, two
-clients for each. With 8 clients they are Table 2's; with 20 FedAvg and four models are Table 4's.
+clients for each. Runs of 8 clients are in Table 2, and FedAvg and four models with 20 clients in Table
+4. The paper's numbers are in experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table9.py \
         --workdir runs/fedsdd_table9
@@ -19,7 +20,7 @@ METHODS = {
 
 
 def get_runs() -> list[str]:
-    """The cells that Tables 2 and 4 have not."""
+    """The cells that Tables 2 and 4 do not have."""
     return [
         f"{method},{clients},{alpha}"
         for clients, methods in METHODS.items()

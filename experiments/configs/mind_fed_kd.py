@@ -5,16 +5,16 @@ r"""FedKD on MIND at its paper's length (Wu et al., 2022, table 2): for accelera
     python -m fedcodist.commands.compare --config experiments/configs/mind_fed_kd.py \
         --workdir runs/mind_fed_kd --metric auc --config.data.encoder=model.safetensors
 
-Published weights of BERT-base, uncased, and its vocabulary stand in for UniLM's, so orderings may be
-compared with the paper and numbers may not. Readers are dealt into four equal parts. The teacher is the
-encoder of twelve layers, students have its first four or two; tables of embeddings stay as they are.
+Published weights and vocabulary of BERT-base, uncased, replace UniLM's, so only orderings can be
+compared with the paper, not numbers. Readers are dealt into four equal parts. The teacher is the encoder
+of twelve layers; students have its first four or two. Embedding tables are not trained.
 
 - `fed_avg,teacher`, `fed_avg,4` and `fed_avg,2` average one network.
 - `fed_kd,4` and `fed_kd,2`; the teachers of `fed_kd,4,no_mutual` are the paper's "Local".
 - `fed_dropout` trains 60 % of the teacher's network.
 
-Rates, batches, the three rounds of an epoch each, thresholds and the rest are the paper's. FetchSGD,
-whose rounds it does not tell, is left out.
+Learning rates, batches, thresholds, the three rounds of one epoch each and all other settings are the
+paper's. FetchSGD is left out, since the paper does not state its rounds.
 """
 
 from ml_collections import ConfigDict, config_dict

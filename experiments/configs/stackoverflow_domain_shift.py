@@ -1,9 +1,9 @@
 r"""The codistillation paper's domain shift on Stack Overflow: Table 2 and Figure 3.
 
-30,000 users' answers train the small model, 30,000 other users' questions the large one, and the models
-teach each other on other users' text of both. All rounds from 2 before a codistillation to 10 after it
-are evaluated, in each domain and for every method, besides every tenth: Figure 3 shows what a
-codistillation of PeriodicCodist changes and how that is forgotten. A run is a method.
+Answers of 30,000 users train the small model, questions of 30,000 other users train the large one, and
+the models teach each other on other users' text of both kinds. Besides every tenth round, all rounds
+from 2 before a codistillation to 10 after it are evaluated, in each domain and for every method. Figure
+3 shows what a codistillation of PeriodicCodist changes and how this is forgotten. A run is a method.
 
     python datasets/stackoverflow/prepare.py --source stackoverflow.sqlite.lzma \
         --output data/stackoverflow_domains --train-clients 75000
@@ -11,9 +11,9 @@ codistillation of PeriodicCodist changes and how that is forgotten. A run is a m
         --workdir runs/stackoverflow_domain_shift
     python -m fedcodist.report.tables_domains runs/stackoverflow_domain_shift
 
-The curves are of held-out text, where the paper's are of test text, which is looked at once here, after
-the last round. text_domain_shift.py has the same at a size for a CPU. Learning rates are its, not tuned
-on these data.
+Curves are of held-out text (in the paper, of test text). Test text is used once here, after the last
+round. text_domain_shift.py is the same experiment at a size for a CPU. Learning rates are those of that
+file and not tuned on these data. docs/results/domain_shift.md has the paper's numbers.
 """
 
 from ml_collections import ConfigDict

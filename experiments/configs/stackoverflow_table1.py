@@ -1,8 +1,8 @@
 r"""The Stack Overflow half of the codistillation paper's Table 1.
 
-Rows are the method and the unlabelled text, columns the number of sentences of the users that can train
-the large model: 1, 2 or 4 % of the 34,248 users who train the small one. A run is "method,sentences" or
-"method,sentences,unlabelled":
+The table's rows are the method and the unlabelled text, its columns the number of sentences of the users
+that can train the large model: 1, 2 or 4 % of the 34,248 users who train the small one. A run is
+"method,sentences" or "method,sentences,unlabelled":
 
                                    143k   296k   612k
     fed_avg                         x      x      x
@@ -12,8 +12,8 @@ the large model: 1, 2 or 4 % of the 34,248 users who train the small one. A run 
     python -m fedcodist.commands.sweep --config experiments/configs/stackoverflow_table1.py \
         --only "*,296k*" --workdir runs/stackoverflow_table1
 
-The data come from `datasets/stackoverflow/prepare.py` and `datasets/c4_mod/prepare.py`, whose cards tell
-how. Learning rates are those of text_domain_shift.py, not tuned on these data.
+The data come from `datasets/stackoverflow/prepare.py` and `datasets/c4_mod/prepare.py`; their cards
+explain how. Learning rates are those of text_domain_shift.py and not tuned on these data.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -65,7 +65,7 @@ def get_config(run: str = "merged_codistillation,296k,in_domain") -> ConfigDict:
     )
     config.execution.stream = True  # the unlabelled text alone has 5 GB
     if method == "fed_avg" and sentences != "296k":
-        # The small model does not depend on the pool of the large one: 296k's serves all columns.
+        # FedAvg's small model does not depend on the large model's pool, so the run 296k has it for all.
         del config.pools.small
     if unlabelled == ["c4_mod"]:
         config.data.unlabelled_folder = UNLABELLED["c4_mod"]

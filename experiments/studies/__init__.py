@@ -1,1 +1,1 @@
-"""What this project found: a package per paper, and what their pages share."""
+"""Results of this project: a package per paper, and shared code of their pages."""

@@ -22,9 +22,9 @@ class Record(NamedTuple):
 
     `phases`: of runs with phases before the first round, their names -> as `final`.
     `heads`: of methods of clients on a graph, the fields of `fedcodist.report.tables_heads.Heads`.
-    `bytes`: model -> 'up' and 'down' -> of one participation of one client, means over the run.
-    `spectra`: of runs that looked at them, as `experiments.studies.record` says.
-    `data`: prepared folder -> what its manifest says: source, unverified, num_examples by split.
+    `bytes`: model -> 'up' and 'down' -> bytes of one participation of one client, means over the run.
+    `spectra`: of runs that recorded them, see `experiments.studies.record`.
+    `data`: prepared folder -> source, unverified and num_examples by split, from its manifest.
     """
 
     path: Path
@@ -75,7 +75,7 @@ def _load(path: Path) -> Record:
 
 
 def _fault(record: Record) -> str | None:
-    """What is wrong with a record, or None."""
+    """A text about a record's first fault, or None."""
     for name, hint in get_type_hints(Record).items():
         value, kind = getattr(record, name), _kind(hint)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -111,14 +111,14 @@ def _fault(record: Record) -> str | None:
 
 
 def _kind(hint: Any) -> Any:
-    """What `isinstance` takes in place of a field's annotation; an integer is a float, too."""
+    """The type of a field's annotation for `isinstance`; integers are allowed for floats."""
     if isinstance(hint, UnionType):
         return reduce(or_, map(_kind, get_args(hint)))
     return int | float if hint is float else get_origin(hint) or hint
 
 
 def _fault_of_links(record: Record) -> str | None:
-    """What is wrong with the bytes, the spectra or the data, or None."""
+    """A text about a fault in the bytes, the spectra or the data, or None."""
     is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
     try:
         for model, ways in record.bytes.items():
@@ -154,6 +154,6 @@ def _are_heads(heads: Mapping[str, Any], seeds: int) -> bool:
 
 
 def _are_accuracies(values: Any, record: Record) -> bool:
-    """One share per seed; NaN is not between 0 and 1."""
+    """Whether there is one share per seed; NaN is not allowed, as it is not between 0 and 1."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     return len(values) == len(numbers) == len(record.seeds) and all(0 <= v <= 1 for v in numbers)

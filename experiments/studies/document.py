@@ -52,16 +52,16 @@ STUDIES: Mapping[str, Callable[[Sequence[Record], Notes], Page]] = {
 
 
 class Document(NamedTuple):
-    """The texts of all files that are written, by path, and what draws each plot."""
+    """The texts of all files that are written, by path, and the functions that draw plots."""
 
     texts: dict[Path, str]
     plots: dict[Path, Callable[[], "Figure"]]
 
 
 class Results(NamedTuple):
-    """What results/ holds, and the prose of each study; the index's is ''.
+    """The content of results/, and the prose of each study, by name; that of the index has the name ''.
 
-    `is_ours` says whether these are the project's records, of which it is told what is missing.
+    `is_ours`: whether these are the project's records. Only for these, pages list missing runs.
     """
 
     folder: Path
@@ -120,7 +120,7 @@ def load_results(folder: Path) -> Results:
 
 
 def render(results: Results, output: Path) -> Document:
-    """Every file; the same results give the same texts."""
+    """All files; the same results give the same texts."""
     pages = [make(results.records, results.notes[name]) for name, make in STUDIES.items()]
     experiments = {record.experiment for record in results.records}
     placed = {experiment for page in pages for experiment in page.experiments}
@@ -156,7 +156,7 @@ def write(document: Document) -> None:
 
 
 def _png(figure: "Figure") -> bytes:
-    """With 256 colours, which is half of the size."""
+    """A figure as PNG with 256 colours, which halves the size."""
     from PIL import Image
 
     drawn, reduced = io.BytesIO(), io.BytesIO()
@@ -166,7 +166,7 @@ def _png(figure: "Figure") -> bytes:
 
 
 def _check(document: Document) -> int:
-    """Names the first file that is missing or is not what the records give."""
+    """Prints the first file that is missing or differs from the records."""
     for path, text in document.texts.items():
         fault = "does not exist"
         if path.exists():

@@ -1,4 +1,4 @@
-"""The plots of the pages: pure functions of what they show, a matplotlib figure each."""
+"""The plots of the pages: functions of the shown values, each of which returns a matplotlib figure."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Point(NamedTuple):
-    """A value in % or points, and how far up and down it may be off (None: not known).
+    """A value in % or points, and the half width of its interval (None: unknown).
 
-    `is_binomial`: `half_width` is without the spread over seeds.
+    `is_binomial`: whether `half_width` does not include the spread over seeds.
     """
 
     x: float
@@ -26,9 +26,9 @@ class Point(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a method reaches in %, its standard deviation over seeds (None: one seed), and for what.
+    """A method's quality in %, its standard deviation over seeds (None: one seed), and its cost.
 
-    `is_hollow`: of two points of one method the second.
+    `is_hollow`: whether this is the second of two points of one method.
     """
 
     method: str
@@ -110,7 +110,7 @@ def gains_plot(ours: Points, paper: Points) -> "Figure":
 def unlabelled_plot(panels: Mapping[str, Mapping[tuple[str, int], Sequence[Point]]]) -> "Figure":
     """Accuracy by number of unlabelled images, a line for each method and number of rounds.
 
-    What has a single point at zero, as FedAvg, is a level.
+    A method with a single point at zero, such as FedAvg, is a horizontal line.
     """
     from matplotlib.ticker import NullFormatter, NullLocator
 
@@ -134,12 +134,12 @@ def unlabelled_plot(panels: Mapping[str, Mapping[tuple[str, int], Sequence[Point
 def costs_plot(
     panels: Mapping[str, Mapping[str, Cost]], levels: Mapping[str, float], level: str
 ) -> "Figure":
-    """Quality by bytes, a point for each method; what sends nothing is a level.
+    """Quality by bytes, a point for each method; a method that sends nothing is a horizontal line.
 
     Args:
       panels: title -> name in the legend -> its point.
-      levels: title -> quality of what sends nothing, where it was run.
-      level: what that is called.
+      levels: title -> quality of the method that sends nothing, if it was run.
+      level: the name of this method.
     """
     figure, axes = _panels(panels, "Sent and received by a client, MB", "Quality on tests (%)")
     for axis, (title, costs) in zip(axes, panels.items(), strict=True):
@@ -191,7 +191,7 @@ def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
 def _panels(
     titles: Mapping[str, object], x_label: str, y_label: str
 ) -> tuple["Figure", list["Axes"]]:
-    """Panels two to a row, drawn without a display."""
+    """A figure with two panels in a row, drawn without a display."""
     from matplotlib.figure import Figure
 
     rows = (len(titles) + 1) // 2

@@ -1,4 +1,4 @@
-"""RESULTS.md: of each paper what held, what did not and what was not run, with links to the pages."""
+"""RESULTS.md: for each paper what held, what did not and what was not run, with links to the pages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.studies.pages import WORDS, Notes, Page, anchor, found
 from experiments.studies.sections.markdown import table
 
-# Of a paper with more verdicts it is said how many of each section have which.
+# For papers with more verdicts, the index has only their numbers for each section.
 MOST_TEXTS = 20
 
 

@@ -1,7 +1,7 @@
-"""A study's page of a user's own records: only what these records show.
+"""A study's page for a user's own records, which only shows these records.
 
-The project's pages say of every number of a paper whether it was run. On a page of other records what
-was not run is left out: cells, rows, tables, and sections of which no table is left.
+The project's pages say for every number of a paper whether it was run. A page of other records does not
+show what was not run: cells, rows, tables, and sections without a remaining table.
 """
 
 import re
@@ -56,7 +56,7 @@ def _shown(blocks: Sequence[str]) -> list[str]:
 
 
 def _table(table: str) -> str:
-    """A Markdown table without rows and columns that are missing; '' where nothing is left."""
+    """A Markdown table without rows and columns that were not run; '' if nothing is left."""
     head, rule, *body = [_cells(line) for line in table.splitlines()]
     ours = [place for place, name in enumerate(head) if name.endswith(_OURS)]
     body = [row for row in body if not _is_missing([row[place] for place in ours] or row, ours)]
@@ -68,7 +68,7 @@ def _table(table: str) -> str:
 
 
 def _is_missing(cells: Sequence[str], ours: Sequence[int]) -> bool:
-    """Whether all of our cells of a row are missing, or any, where no column says whose it is."""
+    """Whether all of our cells of a row are missing; or any cell, if no column is marked as ours."""
     is_missing = [cell.strip("*") in _MISSING for cell in cells]
     return all(is_missing) if ours else any(is_missing)
 
@@ -78,7 +78,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _without_empty(sections: Sequence[tuple[Section, list[str]]]) -> list[Section]:
-    """The sections but those that lost all their tables, or all sections beneath them."""
+    """The sections, without those that lost all their tables or all sections beneath them."""
     kept: list[Section] = []
     for section, blocks in reversed(sections):
         has_table = lambda lines: any(line.startswith("|") for line in lines)

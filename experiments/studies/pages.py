@@ -1,4 +1,4 @@
-"""What a study hands to the document: its page, and the verdicts that the index lists."""
+"""The result of a study for the document: its page, and the verdicts that the index lists."""
 
 import re
 import statistics
@@ -11,20 +11,20 @@ from fedcodist.report.intervals import student_half_width
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What draws each plot, by file name.
+# Plots by file name, as functions that draw them.
 Plots = dict[str, Callable[[], "Figure"]]
 
-# A study's prose by section: what its tables are, and under `Found: ...` what our runs showed.
+# A study's prose by section: explanations of its tables, and under `Found: ...` what our runs showed.
 Notes = Mapping[str, str]
 FOUND = "Found: "
 
-# Whether the runs show what the paper says.
+# Verdicts: whether the runs show what the paper says.
 HELD, DID_NOT_HOLD, UNDECIDED, OPEN = "held", "did not hold", "not decided", "not enough runs"
 WORDS = (HELD, DID_NOT_HOLD, UNDECIDED, OPEN)
 
 
 class Verdict(NamedTuple):
-    """What a paper says, one of WORDS, and the heading on the page under which the runs stand."""
+    """A paper's statement, one of WORDS, and the heading on the page under which its runs are."""
 
     text: str
     word: str
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of docs/results; `not_run` names what has configs and no run."""
+    """A page of docs/results; `not_run` names experiments with configs and without runs."""
 
     name: str
     title: str
@@ -48,12 +48,12 @@ class Page(NamedTuple):
 
 
 def read_notes(path: Path, with_findings: bool) -> dict[str, str]:
-    """The sections of a notes file by heading; the first, without one, is the title's.
+    """The sections of a notes file by heading; the first has no heading and belongs to the title.
 
-    Without findings where other records are rendered than those that they are about.
+    Findings are left out if other records are rendered than those that they describe.
 
     Raises:
-      ValueError: one line; the file cannot be read.
+      ValueError: the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,15 +72,15 @@ def read_notes(path: Path, with_findings: bool) -> dict[str, str]:
 
 
 def found(notes: Notes, section: str) -> str:
-    """What our runs showed; nothing where other records are rendered."""
+    """The text on what our runs showed; empty if other records are rendered."""
     return notes.get(FOUND + section, "")
 
 
 def decided(value: float, half_width: float | None, expected: str) -> str:
-    """Whether a difference is what the paper says: 'above 0', 'below 0' or 'about 0', in its words.
+    """The verdict on a difference that the paper says is 'above 0', 'below 0' or 'about 0'.
 
-    One that is expected to be about zero does not hold where its interval leaves zero out, and is else
-    undecided: an interval around zero proves no equality.
+    A difference that should be about zero does not hold if its interval does not contain zero. Otherwise
+    it is undecided, since an interval around zero does not prove equality.
     """
     if half_width is None or abs(value) <= half_width:
         return UNDECIDED
@@ -90,12 +90,12 @@ def decided(value: float, half_width: float | None, expected: str) -> str:
 
 
 def word_of(differences: Sequence[float], expected: str) -> str:
-    """The same of differences within seeds, by Student's t; of none there are not enough runs."""
+    """The verdict on differences within seeds, by Student's t; without any there are not enough runs."""
     if not differences:
         return OPEN
     return decided(statistics.fmean(differences), student_half_width(differences), expected)
 
 
 def anchor(heading: str) -> str:
-    """What links to a heading: as GitHub makes it, and for plain letters the documentation's site."""
+    """The anchor of a heading on GitHub; for plain letters also on the documentation's site."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")

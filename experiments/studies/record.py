@@ -21,11 +21,11 @@ from fedcodist.report.points import thin
 from fedcodist.report.runs import find_run_folders, read_lines, read_object
 from fedcodist.report.tables_heads import recorded_heads
 
-# What makes two records of one name two runs.
+# If two records of one name differ in any of these, they are two runs.
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
 RESERVED = ("benchmarks", "notes", "tuning")
-# What metrics.jsonl calls a layer's ranks and singular values.
+# Names of a layer's ranks and singular values in metrics.jsonl.
 _RANK, _SPECTRUM = "client_rank/", "client_spectrum/"
 
 # model -> split -> round -> metric -> one value per seed
@@ -33,13 +33,13 @@ Evaluations = dict[tuple[str, str], dict[int, dict[str, list[float | None]]]]
 
 
 class UnfinishedRun(ValueError):
-    """The run folder is that of a run that has not ended; the message is one line."""
+    """The folder's run has not ended; the message is one line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 for a mistake and where nothing was recorded.
+    """Runs the command; returns 0, or 2 for a mistake or if nothing was recorded.
 
-    Reads all before it writes.
+    Reads all run folders before it writes.
     """
     parser = Parser(
         prog="python -m experiments.studies.record",
@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
     """The record of a run folder: what was run, where, and its final numbers and curves.
 
-    Accuracies are shares between 0 and 1, to five digits, one per seed in the order of `seeds`. An
-    unfinished run's final numbers are those of the last round that every model was evaluated at.
+    Accuracies are shares between 0 and 1, to five digits, one per seed in the order of `seeds`. For an
+    unfinished run, the final numbers are those of the last round in which every model was evaluated.
 
     Raises:
       UnfinishedRun: the run is unfinished and `partial` is not set.
@@ -142,10 +142,10 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
 
 
 def write_record(record: Mapping[str, Any], results: Path) -> Path:
-    """Writes a record under the first name that is free or its own; returns the path.
+    """Writes a record under the first name that is free or already this run's; returns the path.
 
     Raises:
-      ValueError: one line; a record in the way cannot be read, or is the same run, finished, and
+      ValueError: an existing record of the name cannot be read, or is the same run and finished, while
         this one is not.
       OSError: the file cannot be written.
     """
@@ -166,7 +166,7 @@ def write_record(record: Mapping[str, Any], results: Path) -> Path:
 
 
 def _phases(folder: Path) -> dict[str, Any]:
-    """What was final in the phases before a run's first round; none for most runs."""
+    """The final metrics of the phases before a run's first round; empty for most runs."""
     paths = sorted((folder / "phases").glob("*/summary.json"))
     return {path.parent.name: _rounded(read_object(path)["final"]) for path in paths}
 
@@ -187,7 +187,7 @@ def _names(config: Mapping[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
-    """Which images stood in for the unlabelled ones set apart, by their folder's manifest."""
+    """Notes on images that replaced the unlabelled images set apart, from their folder's manifest."""
     data = config.get("data", {})
     folder = data.get("unlabelled_folder")
     about = environment.get("data", {}).get(folder)
@@ -204,7 +204,7 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
 
 
 def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
-    """What the config does not tell: execution is the plan's."""
+    """Notes on precision, which is in the plan of execution and not in the config."""
     precision = plan.get("precision", "float32")
     return [] if precision == "float32" else [f"Networks computed in {precision}."]
 
@@ -214,7 +214,7 @@ def _file_name(run: str) -> str:
 
 
 def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
-    """What metrics.jsonl says at the rounds where every seed has it; a killed run's last line may be
+    """The metrics of metrics.jsonl for rounds that every seed has; a killed run's last line may be
     half-written."""
     found: dict[tuple[str, str], dict[int, dict[int, dict[str, Any]]]] = {}
     for number, record in read_lines(path):
@@ -238,7 +238,7 @@ def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
 
 
 def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """What SVD met in clients' updates, where the run looked at it (`training.compression.spectra`).
+    """Ranks and singular values of clients' updates, if the run has `training.compression.spectra`.
 
     Model -> layer -> 'round' and 'rank', the rank that the energy threshold asks for, and 'first' and
     'last', the singular values in the first of these rounds and in the last; means over the seeds.
@@ -281,7 +281,7 @@ def _means(rows: Iterable[Sequence[float]]) -> list[float]:
 
 
 def _last_round(evaluations: Evaluations, folder: Path) -> int:
-    """The last round that nothing is missing of which the first evaluation had."""
+    """The last round that has everything that the first evaluation has."""
     first = min((round for rounds in evaluations.values() for round in rounds), default=None)
     regular = [set(rounds) for rounds in evaluations.values() if first in rounds]
     if not regular:
@@ -298,7 +298,7 @@ def _at(evaluations: Evaluations, round: int) -> dict[str, dict[str, dict[str, l
 
 
 def _every_point(config: Mapping[str, Any]) -> bool:
-    """Whether a curve is of rounds that were chosen, those around codistillations."""
+    """Whether to keep every point of curves: the run evaluated chosen rounds, around codistillations."""
     return bool((config.get("evaluation") or {}).get("around"))
 
 
@@ -332,7 +332,7 @@ def _five_digits(value: float | None) -> float | None:
 
 
 def _bytes(model: Mapping[str, int]) -> dict[str, int]:
-    """Per participation of one client."""
+    """Bytes of one participation of one client."""
     return {way: model[f"bytes_{way}_per_participation"] for way in ("down", "up")}
 
 

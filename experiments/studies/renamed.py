@@ -1,13 +1,13 @@
-"""What was renamed since records in results/ were written; these stay as they are."""
+"""Names that were changed since records in results/ were written; the files stay as they are."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# Methods, and the runs and phases that are called after them.
+# Methods, and the runs and phases that are named after them.
 METHODS = {"isolated": "local_only", "separate": "local_only_steps", "pooled": "centralised"}
 PARTS_OF_RUNS = {**METHODS, "pooled_longer": "centralised_longer"}
-# Settings by their whole path; what lies in a group goes with it.
+# Settings by their whole path; settings in a renamed group are renamed with it.
 SETTINGS = {
     "algorithm.pool_size": "algorithm.checkpoints_per_client",
     "phases.pooled": "phases.centralised",
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def renamed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a record, as it would be written today; what is of no record's kind is left."""
+    """The content of a record with today's names; values of unexpected types are left unchanged."""
     changed = dict(record)
     if isinstance(config := record.get("config"), dict):
         changed["config"] = _config(config)

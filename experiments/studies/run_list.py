@@ -1,4 +1,4 @@
-"""results/runs.csv: every record, whichever page it is on."""
+"""results/runs.csv: a list of all records of all pages."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def run_list(records: Sequence[Record]) -> str:
-    """A line per record; `settings that differ` tells the runs of one name apart."""
+    """A line per record; `settings that differ` distinguishes runs of one name."""
     differing: dict[Path, str] = {}
     for name in dict.fromkeys((record.experiment, record.run) for record in records):
         alike = groups(record for record in records if (record.experiment, record.run) == name)
@@ -50,7 +50,7 @@ def run_list(records: Sequence[Record]) -> str:
 
 
 def _accuracies(record: Record, split: str) -> str:
-    """Of each model; of clients with heads, who are many, the mean."""
+    """The accuracy of each model; for clients with heads, of which there are many, the mean."""
     means = {
         model: 100 * statistics.fmean(splits[split]["accuracy"])
         for model, splits in sorted(record.final.items(), reverse=True)

@@ -57,16 +57,17 @@ def samples(
     split: str = "test",
     metric: str = "accuracy",
 ) -> list[Sample]:
-    """A finished run's final accuracies with each of its settings, each seed once.
+    """A finished run's final accuracies, a sample for each of its settings, each seed once.
 
-    The one that tables show comes first: one that has FedAvg runs of the same settings, then the one
-    with most rounds, then most seeds, then the newest; never by accuracy. FedAvg's small model in
-    Table 1 is the same whatever the large model's pool: it is of all FedAvg runs.
+    The sample that tables show comes first. Samples with FedAvg runs of the same settings come before
+    others, then those with most rounds, then most seeds, then the newest; accuracy is never a criterion.
+    FedAvg's small model in Table 1 does not depend on the large model's pool, so its sample has all
+    FedAvg runs.
     """
     alike = _grouped(
         _candidates(records, experiment, run, model), lambda record: settings(record, model)
     )
-    # Of the groups, not their samples: both models of a table's cell are the same run's.
+    # Groups are ordered, not samples, so that both models in a table's cell are of the same run.
     if len(alike) > 1:
         alike = sorted(alike, key=lambda group: _preference(records, group), reverse=True)
     return [shown for group in alike if (shown := joined(group, model, split, metric))]
@@ -80,12 +81,12 @@ def sample(
     split: str = "test",
     metric: str = "accuracy",
 ) -> Sample | None:
-    """The one of `samples` that tables show; None where there are none."""
+    """The sample that tables show; None if there is none."""
     return next(iter(samples(records, experiment, run, model, split, metric)), None)
 
 
 def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | None:
-    """FedAvg's test accuracies with a run's settings in all that both read; None where not run."""
+    """FedAvg's test accuracies with the run's values of all settings that both read; None if not run."""
     wanted = read_by_fed_avg(record, model)
     return joined(
         [
@@ -103,7 +104,7 @@ def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | 
 def joined(
     group: Sequence[Record], model: str, split: str, metric: str = "accuracy"
 ) -> Sample | None:
-    """The finished ones of records with equal settings; the first record of a seed counts.
+    """Joins the finished records of equal settings; of several with a seed the first is used.
 
     Seeds where the metric is undefined are left out.
     """
@@ -128,13 +129,13 @@ def joined(
 
 
 def equal_but(one: Sample, other: Sample, varying: Sequence[str]) -> bool:
-    """Whether their runs have the same settings but those that match the patterns."""
+    """Whether their runs have the same settings, except those that match the patterns."""
     mine, theirs = (without(settings(sample.records[0]), varying) for sample in (one, other))
     return mine == theirs
 
 
 def common_seeds(one: Sample, other: Sample) -> list[tuple[float, float]]:
-    """Both values of each seed that both have, in the order of seeds."""
+    """The two values of each common seed, in the order of seeds."""
     mine, theirs = (dict(zip(sample.seeds, sample.values, strict=True)) for sample in (one, other))
     return [(mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())]
 
@@ -169,7 +170,7 @@ def curve(
 
 
 def _candidates(records: Iterable[Record], experiment: str, run: str, model: str) -> list[Record]:
-    """The finished records that a run's sample of a model may be made of, first come first."""
+    """The finished records for a run's sample of a model, in order of preference."""
     any_pool = experiment == TABLE_1 and run.startswith(BASELINE) and model == "small"
     return [
         record
@@ -196,6 +197,6 @@ def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[li
 
 
 def _newest_first(records: Iterable[Record]) -> list[Record]:
-    """For a seed of FedAvg's small model that several have, the run at 4,700 comes first."""
+    """The newest first, but FedAvg's runs at 4,700 before all others: they give its small model."""
     newest = sorted(records, key=lambda record: record.date or "", reverse=True)
     return sorted(newest, key=lambda record: record.run != "fed_avg,4700")

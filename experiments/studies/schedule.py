@@ -21,7 +21,7 @@ MAIN = 0
 
 
 class Task(NamedTuple):
-    """What is done from `start` to `end`, in seconds: training of a model, or its distillation."""
+    """Training of a model, or its distillation, from `start` to `end` in seconds."""
 
     round: int
     model: int
@@ -65,17 +65,17 @@ def schedule(
     overlapped: bool,
     at_once: int = 1,
 ) -> list[Task]:
-    """When every training and every distillation begins and ends.
+    """The times at which every training and every distillation begin and end.
 
-    A client trains as soon as it is its turn and its model is there; those that could begin first come
-    first. Overlapped, only the main model waits for the last distillation; the other models are at most
-    one round ahead of it.
+    A client trains as soon as a place is free and its model is ready; clients that could begin earlier
+    come first. If overlapped, only the main model waits for the last distillation, and the other models
+    are at most one round ahead of it.
 
     Args:
       client_seconds: of each model's client in a round, the main model's first.
       distillation_seconds: of the main model, in every round.
       rounds: number of rounds.
-      overlapped: whether the other models' clients go on during a distillation.
+      overlapped: whether the other models' clients train during a distillation.
       at_once: clients that are available at a time.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Runs too long for one sitting are run seed by seed; here their records become one again."""
+"""Joins the records of long runs whose seeds were run one by one."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from experiments.studies.archive import Record
 from experiments.studies.settings import settings
 
-# Of the phases before the first round the one that a run may have from another's cache.
+# The phase before the first round that a run may take from another run's cache.
 PUBLIC = "public"
 
 
 def most_seeds(records: Iterable[Record]) -> Record | None:
-    """Of one run's records that with most rounds, then most seeds, then the newest; None of none.
+    """A run's record with most rounds, then most seeds, then the newest; None if there is none.
 
-    Records of the same settings that have no seed in common count as one, with the path, the command
-    and the commit of the first. Those with heads or spectra do not.
+    Records of the same settings without a common seed are joined into one, with the path, the command
+    and the commit of the first. Records with heads or spectra are not joined.
     """
     found: list[Record] = []
     for record in sorted(records, key=lambda r: (r.seeds, r.date or "")):
@@ -28,7 +28,7 @@ def most_seeds(records: Iterable[Record]) -> Record | None:
 
 
 def _are_parts(one: Record, other: Record) -> bool:
-    """Whether only seeds tell them apart, and when, where and by which commit they were run."""
+    """Whether records differ only in seeds, and in time, machine and commit of their runs."""
 
     def about(record: Record) -> tuple[Any, ...]:
         rounds = {

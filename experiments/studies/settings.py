@@ -1,4 +1,4 @@
-"""What a run's results depend on: the settings that it reads, as dotted keys."""
+"""The settings on which a run's results depend, as dotted keys."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from fedcodist.config.registry import BASELINE, WITHOUT_UNLABELLED
 
 Settings = dict[str, Any]
 
-# What runs pooled into one sample may differ in: none of it changes what is trained.
+# Settings in which runs of one sample may differ, since they do not change the training.
 NOT_SETTINGS = (
     *("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*"),
     *("training.compression.spectra", "training.compression.gradient_spectra"),
@@ -20,7 +20,7 @@ NOT_SETTINGS = (
 UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
 # A codistillation method's own settings.
 OWN = ("algorithm.*", "pools.*.teaching.*", "pools.*.alpha")
-# What a method's config holds and the method does not read.
+# Settings in a method's config that the method does not read.
 UNREAD: dict[str | None, tuple[str, ...]] = {
     **dict.fromkeys(WITHOUT_UNLABELLED, UNLABELLED),
     BASELINE: (*OWN, *UNLABELLED),
@@ -40,12 +40,12 @@ def method_of(record: Record) -> str | None:
 
 
 def settings(record: Record, model: str | None = None) -> Settings:
-    """The settings that the run's results depend on besides the seed.
+    """The settings besides the seed on which the run's results depend.
 
-    `model`: those that this model's results depend on; FedAvg trains every model by itself.
+    With `model`, those on which this model's results depend, since FedAvg trains every model by itself.
     """
     method = method_of(record)
-    # What is not set is as good as a setting that the config did not have then.
+    # A setting that is not set is treated like one that the config did not have at that time.
     set_ = {key: value for key, value in flat(record.config).items() if value is not None}
     found = without(set_, (*NOT_SETTINGS, *UNREAD.get(method, ())))
     if model is not None and method == BASELINE:
@@ -54,7 +54,7 @@ def settings(record: Record, model: str | None = None) -> Settings:
 
 
 def read_by_fed_avg(record: Record, model: str) -> Settings:
-    """Those of the run's settings that FedAvg of this model reads too."""
+    """The run's settings that FedAvg of this model reads too."""
     return without(settings(record), (*OWN, *UNLABELLED, *_other_pools(model)))
 
 
@@ -68,7 +68,7 @@ def without(found: Mapping[str, Any], patterns: Sequence[str]) -> Settings:
 
 
 def differences(grouped: Sequence[Sequence[Record]]) -> list[str]:
-    """For each group the settings that tell it from the others, `algorithm.alpha=0.5`."""
+    """For each group the settings that differ from other groups, such as `algorithm.alpha=0.5`."""
     each = [settings(group[0]) for group in grouped]
     keys = dict.fromkeys(key for one in each for key in one)
     differing = [k for k in keys if len({json.dumps(one.get(k)) for one in each}) > 1]

@@ -4,22 +4,22 @@ r"""Runs methods on the same clients and prints one ranked table.
     fedcodist compare RUN [RUN ...]
 
 The config has `get_runs()`, with a run per method. All runs share data, seeds and schedules, so
-differences to the baseline are taken within each seed. The options are those of
-`fedcodist sweep`, and the same command continues what was stopped. Without a config, runs that
-are there already are compared: a RUN is a run folder or a folder above some, and runs that differ only
-in their seed are one method. The table is also written to `report/` in the folder of the runs, as
-ranking.md, ranking.json and on top of report.html, which has curves. Notes under it say what its numbers
-are; `fedcodist.report.flops` explains FLOPs.
+differences to the baseline are taken within each seed. The options are those of `fedcodist sweep`. The
+same command continues a comparison that was stopped. Without a config, finished runs are compared: a RUN
+is a run folder or a folder that contains some, and runs that differ only in their seed are one method.
+The table is also written to `report/` in the folder of the runs, as ranking.md, as ranking.json and at
+the top of report.html, which has curves. Notes under the table explain its numbers;
+`fedcodist.report.flops` explains FLOPs.
 
-Where every party has a model, the mean accuracy of all parties is ranked, and costs are those of all
-parties. Models with auxiliary heads have a second row, for the last head. Training before the first
-round is the same for all methods and is not counted. Where clients also keep personal models, as
-FedKD's teachers, the mean accuracy of these is ranked; that of the shared model is shown beside it.
+If every party has a model, the mean accuracy of all parties is ranked, and costs are those of all
+parties. Models with auxiliary heads have a second table row, for the last head. Training before the
+first round is the same for all methods and is not counted. If clients also keep personal models, such as
+FedKD's teachers, the mean accuracy of these is ranked, and that of the shared model is shown beside it.
 
     --metric NAME    the metric that ranks, such as f_score, auc or loss; accuracy by default. Losses,
                      distances and perplexities are ranked from the least
-    --split NAME     the split on which it is taken, such as client_test, where each client is judged on
-                     its own examples; the first of the final splits by default
+    --split NAME     the split on which it is measured, such as client_test, where each client is
+                     evaluated on its own examples; the first of the final splits by default
     --model NAME     model to rank, repeatable; the baseline's, or all parties', by default
     --baseline NAME  the run to compare with; by default the first one
 """
@@ -118,7 +118,7 @@ def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> 
 
 
 def _checked_baseline(baseline: str | None, runs: Iterable[str]) -> str:
-    """The run to compare with, the first by default. Raises ValueError that names those there are."""
+    """The run to compare with, by default the first. Raises ValueError that lists the runs."""
     names = list(dict.fromkeys(runs))
     if baseline not in (None, *names):
         raise ValueError(f"--baseline must be one of {names}, got {baseline!r}.")
@@ -153,7 +153,7 @@ def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[
     if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
         return 0
     names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
-    if settings.split is not None:  # of clients' own examples there are more: see client_metrics
+    if settings.split is not None:  # splits of clients' own examples have more: see client_metrics
         metric = metric.removesuffix(next(filter(metric.endswith, OVER_CLIENTS), ""))
     if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
         return 0

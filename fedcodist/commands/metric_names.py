@@ -1,6 +1,6 @@
 """Names of the metrics that a run will have, known before any training.
 
-This is a separate program: a process that starts runs must not occupy the accelerator itself.
+This is a separate program, since a process that starts runs must not occupy the accelerator itself.
 """
 
 import json

@@ -13,11 +13,12 @@ from fedcodist.config.settings import ALLOWED
 def bind(
     function: Callable[..., Any], settings: Mapping[str, Any], prefix: str, **given: Any
 ) -> Any:
-    """Calls the function with what is given, and with the settings that have its arguments' names.
+    """Calls the function with `given`, and with the settings that have the names of its arguments.
 
-    An argument that is a named tuple, such as `hyper`, is made field by field: `digest.epochs` is the
-    setting `digest_epochs`, or else `epochs`. What is neither given nor set keeps the default. Settings
-    that another function of the library reads, and groups of settings, are left alone.
+    An argument that is a named tuple, such as `hyper`, is built field by field: the field
+    `digest.epochs` is read from the setting `digest_epochs`, or else from `epochs`. Arguments that are
+    neither given nor set keep their defaults. Settings that another function of the library reads, and
+    groups of settings, are ignored.
 
     Args:
       function: with arguments by name.
@@ -26,8 +27,8 @@ def bind(
       given: arguments, or fields of named tuples, that are not settings; they go before settings.
 
     Raises:
-      ValueError, TypeError: one line that names the setting: it is missing, or the function has no such
-        argument, or the function's own message, which begins with the setting in place of the argument.
+      ValueError, TypeError: names the setting. It is missing, the function has no such argument, or the
+        function refuses the value; then its message has the setting in place of the argument.
     """
     names = accepted(function, given)
     for name, value in settings.items():
@@ -76,7 +77,7 @@ def bind(
 def offered(
     function: Callable[..., Any], offers: Mapping[str, Callable[..., Any]], *about: Any
 ) -> dict[str, Any]:
-    """What a builder can give of the function's arguments: name -> `offers[name](*about)`."""
+    """Those arguments of the function that a builder can make: name -> `offers[name](*about)`."""
     names = accepted(function, offers)
     return {name: make(*about) for name, make in offers.items() if name in names}
 
@@ -92,7 +93,7 @@ def accepted(function: Callable[..., Any], given: Collection[str] = ()) -> set[s
 
 
 def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[str]:
-    """What is left to set, by the shortest names, for messages."""
+    """The arguments that are not given, by the shortest names of their settings, for messages."""
     parameters = _parameters(function)
     names = []
     for name, parameter in parameters.items():
@@ -104,7 +105,7 @@ def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[s
 
 
 def _candidates(name: str, field: str, parameters: Collection[str]) -> list[str]:
-    """What a field's setting may be called; the function's own arguments go before fields."""
+    """The names that a field's setting may have, without those of the function's own arguments."""
     return [setting for setting in (f"{name}_{field}", field) if setting not in parameters]
 
 
@@ -130,7 +131,7 @@ def _check_complete(values: Mapping[str, Any], needed: Collection[str], prefix: 
 
 @contextlib.contextmanager
 def _of_settings(paths: Mapping[str, str], prefix: str, given: Collection[str]) -> Iterator[None]:
-    """Errors name settings in place of arguments: at their beginning, and in values such as steps=3.
+    """Puts settings in place of arguments in messages: at the beginning, and in values such as steps=3.
 
     A message about something given, such as "student's layers", begins with the settings' group.
     """

@@ -8,7 +8,7 @@ from fedcodist.data.column_values import least_and_largest
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 
-# How a manifest's `source` begins -> classes of its column `label`, with those that have no example.
+# Beginning of a manifest's `source` -> number of classes of `label`, including those without examples.
 SOURCES = {
     "CIFAR-10,": 10,
     "CIFAR-100,": 100,
@@ -24,7 +24,7 @@ def number_of_classes(
 ) -> int:
     """Returns the number that the data declare, or else one more than the largest label of all splits.
 
-    A class may have no example at the clients. A network needs an output for it all the same.
+    A network needs an output for every class, also for a class of which no client has an example.
 
     Args:
       splits: name -> data; splits without a column `label` are left out.

@@ -1,7 +1,7 @@
 """Builds the method of a pool's clients from a config's `training`.
 
-`training.method` names the method; it is FedAvg where it is not set. OFFERS makes those of a method's
-arguments that are no settings. The others are settings of `training.<its name>`, or else of `training`.
+`training.method` names the method; the default is FedAvg. OFFERS makes the arguments of a method that
+are not settings. The others are settings of `training.<its name>`, or else of `training`.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,11 +86,11 @@ def _submodel(clients: Clients) -> tuple[Model, Any]:
 
 
 def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
-    """A network of FedKD that outputs the layers to align besides its logits."""
+    """A network of FedKD that outputs its logits and the layers to align."""
     model = model_of(
         clients.config, clients.data, setting, name
-    )  # a mistake is told by its setting
-    if clients.data.models is not None:  # they show all of their layers
+    )  # made for images too, so that a message about the network names the setting
+    if clients.data.models is not None:  # the data's networks output all of their layers
         return as_executed(clients.config, model)
     layers_to_align = clients.config.training.fed_kd[layers]
     return _with_layers(clients, setting, name, f"training.fed_kd.{layers}", layers_to_align)
@@ -99,7 +99,7 @@ def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
 def _with_layers(
     clients: Clients, setting: str, name: str, prefix: str, layers: Sequence[str]
 ) -> Model:
-    """The network that a setting names, which outputs these layers besides its logits."""
+    """The network that a setting names, with its logits and these layers as outputs."""
     module, example = module_of(setting, name, clients.data)
     with named(f"{prefix}: "):
         return as_executed(clients.config, with_layers(module, example, layers))

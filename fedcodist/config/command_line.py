@@ -1,7 +1,7 @@
 """What the commands share: config files with overrides, and one-line answers to mistakes.
 
-A flag's way to a function: `parse` puts it into the config, `config/algorithm.py` chooses the builder of
-the method's kind (`config/<kind>_methods.py`), and `config/bind.py` calls the function with it.
+How a flag reaches a function: `parse` puts it into the config, `config/algorithm.py` chooses the builder
+of the method's kind (`config/<kind>_methods.py`), and `config/bind.py` calls the function with it.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# How a message of the library begins -> the setting, where it has another name than the argument.
+# Beginning of a library's message -> the setting, for arguments whose settings have another name.
 # The first pattern that matches counts; {} stands for what its groups hold.
 _SETTINGS = (
     (r"pools\['\w+'\]\.poisson\.most\b", "training.privacy.most"),
@@ -120,7 +120,7 @@ def _setting(message: str, paths: set[str]) -> tuple[str | None, str]:
 
 
 def _missing(error: Exception, config: ConfigDict) -> str | None:
-    """The path of a missing setting, of whose name ConfigDict reports the last part; None if unclear."""
+    """The path of a missing setting, of which ConfigDict reports the last part; None if unclear."""
     group = getattr(error, "obj", None)
     if group is None and (trace := error.__traceback__) is not None:
         while trace.tb_next is not None:

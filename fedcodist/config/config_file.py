@@ -1,4 +1,4 @@
-"""Loads config files, which are Python; whatever a file raises becomes one line that names the file."""
+"""Loads config files, which are Python; any error in a file becomes one line that names the file."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ _SHIPPED = Path(__file__).parents[1] / "configs"
 
 
 class ConfigFileError(Exception):
-    """A config file cannot be used; one line that names the file, and the line in it."""
+    """A config file cannot be used. The message is one line that names the file and the line in it."""
 
 
 class ConfigFileParser(flags.ArgumentParser):
@@ -40,7 +40,7 @@ def config_path(argument: str) -> str:
     """The config file that a command names: its path, or the name of one that comes with the package.
 
     Raises:
-      ConfigFileError: there is no such file; the names that are known.
+      ConfigFileError: there is no such file. The message lists the known names.
     """
     if Path(argument).is_file():
         return argument
@@ -56,8 +56,8 @@ def config_path(argument: str) -> str:
 def load_config_file(argument: str) -> types.ModuleType:
     """The module of a config file, which is named as for `config_path`.
 
-    Its folder is then the first where modules are looked for: so a config can name functions of modules
-    beside it, and import them.
+    Puts the file's folder first on Python's path, so that a config can import modules beside it and name
+    their functions.
 
     Raises:
       ConfigFileError: there is no such file, or it cannot be run.
@@ -132,17 +132,17 @@ def _run(argument: str, file: str | None, call: Callable[[], Result]) -> Result:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception of a user's code says, in one line."""
+    """The message of an exception from a user's code, in one line."""
     if isinstance(error, SystemExit):
         return f"it ended the program with sys.exit({error.code!r})."
-    # ConfigDict wraps what it says of a name that it does not know.
+    # ConfigDict wraps its message about an unknown name in a second KeyError.
     inner = error.args[0] if error.args and isinstance(error.args[0], KeyError) else error
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(inner)).split())
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
 def line_of(error: BaseException, file: str | None) -> int | None:
-    """The last line of the file that was run, or the one that cannot be read."""
+    """The last line of the file that was run, or the line with a syntax error."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno
     line, frame = None, error.__traceback__

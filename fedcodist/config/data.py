@@ -89,7 +89,7 @@ def load_data(settings: ConfigDict) -> Data:
 
 
 def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
-    """Takes clients' own test examples, and clients who are not to be seen, out of the training."""
+    """Takes the clients' own test examples, and the unseen clients, out of the training examples."""
     share, count = settings.get("client_test_share"), settings.get("unseen_clients")
     train, seed = data.splits["train"], settings.get("seed") or 0
     splits = {}
@@ -211,7 +211,7 @@ def _unlabelled(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The images of the split 'distillation', or of another prepared folder's split 'train'.
 
-    Also their labels, but not those of another folder, whose classes may be others.
+    Their labels are included, except those of another folder, whose classes may be different.
     """
     data = in_domain
     if settings.unlabelled_folder is not None:
@@ -253,8 +253,9 @@ def _unlabelled(
 def _image_preprocess(
     settings: ConfigDict, image_shape: tuple[int, ...]
 ) -> tuple[Preprocess, Preprocess]:
-    """(training, evaluation): random crops of the padded image and flips; the central crop.
+    """(preprocessing of training, of evaluation).
 
+    Training takes random crops of the padded image and flips them; evaluation takes the central crop.
     Without augmentation training reads images as evaluation does.
     """
     size, padding, image_size = settings.crop, settings.padding, image_shape[:2]

@@ -1,4 +1,4 @@
-"""Loads sentences and news in word pieces, and makes the networks that read them."""
+"""Loads sentences and news as word pieces, and makes the networks that read them."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -87,10 +87,10 @@ class EncodedData(NamedTuple):
 def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
-    There are `data.num_clients` clients of equal size. Sentences are dealt to them one by one, readers
-    of news with all of their clicks. `data.encoder` names a file of `pretrain_encoder`, or of BERT's
+    There are `data.num_clients` clients of equal size. Sentences are dealt one by one; a reader of news
+    is dealt with all of their clicks. `data.encoder` names a file of `pretrain_encoder`, or of BERT's
     weights: networks start from its embeddings and from as many of its first layers as they have. With
-    `data.frozen_tables` the embedding tables keep the file's values and are no parameters.
+    `data.frozen_tables` the embedding tables keep the file's values and are not parameters.
 
     Raises:
       ValueError: names the setting and what is allowed.

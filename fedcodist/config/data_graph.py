@@ -35,7 +35,7 @@ class PrimaryData(NamedTuple):
       public: the public ones.
       test: the test set.
       held_out: examples for evaluation during training; None where a data set has none.
-      num_classes: what the data declare, or else by the labels of all splits.
+      num_classes: declared by the data, or else one more than the largest label of all splits.
     """
 
     private: FederatedData
@@ -49,9 +49,9 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     """Loads the data that `data.name`, one of PRIMARY, and its settings describe.
 
     The training images are put into a random order. The last ones, a share of `public_share`, are
-    public. The first ones are private: all others, or a share of `private_share` where the private
-    images must not depend on how many are public. With a public share of 1 all images are public, so
-    that private images are seen without their labels too.
+    public. The first ones are private: all others, or a share of `private_share`, so that the private
+    images do not depend on the number of public ones. With a public share of 1 all images are public:
+    the private images are then public too, without their labels.
     """
     read = _digits if settings.name == "digits_primary" else _prepared
     train, test, held_out = read(settings)

@@ -58,7 +58,7 @@ def load_public_private(settings: ConfigDict) -> PartyData:
 
 
 def _centred(mean: np.ndarray, scale: float) -> Preprocess:
-    """Divides pixels by the scale and subtracts the mean image; as FedMD's code, no deviation."""
+    """Divides pixels by the scale and subtracts the mean image, as FedMD's code, without a deviation."""
     return augmentation.image_preprocess(augmentation.normalise(mean, (1.0,), scale))
 
 

@@ -6,15 +6,15 @@
     partition=dict(name="pathological", num_clients=100, labels_per_client=2)
     partition=dict(name="quantity_log_normal", num_clients=100, sigma=1.0, feature_noise=0.1)
 
-A function of one's own, "my_module:deal", gets of these arguments those that it has: `labels`,
-`num_examples`, `columns`, `clients` and `seed`. Its other arguments are settings of these names. It
-returns for each client the indices of its examples.
+A user's function, "my_module:deal", may have the arguments `labels`, `num_examples`, `columns`,
+`clients` and `seed`. Its other arguments are settings of the same names. It returns the indices of each
+client's examples.
 
-With `examples` set, that many examples are dealt, drawn at random, and the others left out; with
-`all_splits` those of all splits of a prepared folder are dealt, of which none is left for tests.
-"natural" leaves clients as they are, "by_id" takes those that `column` names, and "merge_clients" deals
-whole clients. With any of them, `validation` sets a share of the examples apart, `feature_noise` is
-`sigma` of `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
+With `examples`, only that many examples, drawn at random, are dealt. With `all_splits`, the examples of
+all splits of a prepared folder are dealt, and none is left for tests. "natural" keeps the clients,
+"by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
+partition, `validation` sets a share of the examples apart, `feature_noise` is `sigma` of
+`fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
 """
 
@@ -43,7 +43,8 @@ from fedcodist.data.partition import (
     shards,
 )
 
-# For each client its examples, or client -> its examples; as `FederatedData.from_arrays` takes them.
+# Indices of each client's examples, or client -> such indices, as `FederatedData.from_arrays` takes
+# them.
 Partition = list[np.ndarray] | dict[str, np.ndarray]
 
 
@@ -89,7 +90,7 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
 
 
 def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedData:
-    """The clients with so many of their examples, drawn at random from all, in their order."""
+    """The clients with `count` of all examples, drawn at random, which keep their order."""
     if count is None:
         return clients
     if count > clients.num_examples:
@@ -101,7 +102,7 @@ def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedDat
     kept = np.sort(draw.choice(clients.num_examples, count, replace=False))
     columns = {name: column[kept] for name, column in clients.columns.items()}
     offsets = np.searchsorted(kept, clients.offsets)
-    remaining = np.diff(offsets) > 0  # natural clients of whom nothing is drawn train no more
+    remaining = np.diff(offsets) > 0  # natural clients without a drawn example are left out
     ends = [0, *offsets[1:][remaining]]
     return FederatedData(columns, np.array(ends), clients.client_ids[remaining])
 
@@ -109,7 +110,7 @@ def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedDat
 def _without_validation(
     clients: FederatedData, share: float
 ) -> tuple[FederatedData, dict[str, FederatedData]]:
-    """The clients with a share of all examples, the last ones, less; and these as a split."""
+    """(the clients without the last examples, a share of all; these examples as a split)."""
     check_number("data.partition.validation", share, low=0, high=1)
     kept = clients.num_examples - round(share * clients.num_examples)
     if not kept:
@@ -123,7 +124,7 @@ def _without_validation(
         rest, offsets=[0, clients.num_examples - kept], client_ids=["validation"]
     )
     columns = {name: column[:kept] for name, column in clients.columns.items()}
-    # Natural clients whose examples are all set apart train no more.
+    # Natural clients whose examples are all set apart are left out.
     remaining = clients.offsets[:-1] < kept
     offsets = np.minimum(clients.offsets[: remaining.sum() + 1], kept)
     left = FederatedData(columns, offsets, clients.client_ids[remaining], clients.allow_empty)
@@ -174,7 +175,7 @@ def _labels(clients: FederatedData, column: str, partition: str) -> np.ndarray:
     return clients.columns[column]
 
 
-# What partitions take besides settings.
+# Arguments of partitions that are not settings.
 _OFFERS: dict[str, Callable[[FederatedData, str], Any]] = {
     "labels": lambda clients, name: _labels(clients, "label", name),
     "fine_labels": lambda clients, name: _labels(clients, "label", name),

@@ -27,7 +27,7 @@ TEXT_MODELS: dict[str, Callable[[int], Any]] = {
 
 
 class Text(NamedTuple):
-    """What networks and pools need to know of a text besides its examples.
+    """Properties of a text that networks and pools need in addition to its examples.
 
     Attributes:
       vocabulary: its words.
@@ -46,7 +46,7 @@ class TextData(NamedTuple):
     """A prepared text.
 
     Attributes:
-      splits: 'train', and 'held_out' and 'test', which are there for each domain too as
+      splits: 'train', 'held_out' and 'test', and the last two also for each domain, as
         `<split>_<domain>`.
       unlabelled: the server's tokens [sentences, tokens].
       text: its vocabulary and domains.
@@ -62,7 +62,7 @@ def load_text(settings: ConfigDict) -> TextData:
 
     `data.domains` is domain -> share of the users. With it the clients are disjoint pools of users, each
     user with the examples of one domain. The unlabelled text is the split `distillation` with all
-    domains, or with `data.unlabelled_folder` that of another folder of the same vocabulary.
+    domains, or, with `data.unlabelled_folder`, this split of another folder with the same vocabulary.
 
     Raises:
       ValueError: names the setting and what is allowed.
@@ -103,6 +103,6 @@ def _unlabelled(settings: ConfigDict, vocabulary: Vocabulary) -> FederatedData:
 
 
 def text_model(name: str, text: Text, samples: int = 0) -> Model:
-    """One of TEXT_MODELS; training draws `samples` classes for its softmax, with 0 it takes all."""
+    """One of TEXT_MODELS, whose softmax in training has `samples` drawn classes; with 0 it has all."""
     size = text.vocabulary.size
     return language_model(TEXT_MODELS[name](size), size, text.expected_length, samples)

@@ -171,19 +171,19 @@ def privacy(**differs: Any) -> dict[str, Any]:
         clip=1.0,  # of an update's norm
         epsilon=config_dict.placeholder(float),  # the budget; training ends where it is spent
         delta=1e-5,
-        noise_multiplier=config_dict.placeholder(float),  # what the budget allows, if not set
+        noise_multiplier=config_dict.placeholder(float),  # chosen to fit the budget, if not set
         noise="independent",  # or "banded": correlated over rounds
-        bands=config_dict.placeholder(int),  # of these rounds a client can be drawn in one
+        bands=config_dict.placeholder(int),  # a client is drawn at most once in so many rounds
         sampling="poisson",  # or "fixed": cohorts of one size, without replacement
         most=config_dict.placeholder(int),  # clients in a Poisson cohort; chosen if not set
         accountant=config_dict.placeholder(
             str
-        ),  # "pld" or "rdp"; what suits the sampling if not set
+        ),  # "pld" or "rdp"; chosen for the sampling if not set
         per_layer=False,
         statistics_clip=config_dict.placeholder(float),  # for batch statistics
-        extra_clip=config_dict.placeholder(float),  # for what a method sends besides
+        extra_clip=config_dict.placeholder(float),  # for a method's additional messages
         weight_clip=config_dict.placeholder(float),  # all weights are 1 if not set
-        quantile=config_dict.placeholder(float),  # that the clip follows, if set
+        quantile=config_dict.placeholder(float),  # of the norms, which the clip follows if set
         clip_learning_rate=0.2,
         count_deviation=10.0,
         metrics=True,  # of training, which are outside of the guarantee
@@ -192,7 +192,7 @@ def privacy(**differs: Any) -> dict[str, Any]:
 
 
 def secure_sum(value_range: float, **differs: Any) -> dict[str, Any]:
-    """`training.secure_sum`; `value_range` bounds every number that a client sends."""
+    """`training.secure_sum`; `value_range` bounds every coordinate that a client sends."""
     settings: dict[str, Any] = dict(
         value_range=value_range,
         max_weight=config_dict.placeholder(float),  # the largest client's examples where not set
@@ -210,13 +210,13 @@ def fed_md(**differs: Any) -> dict[str, Any]:
         exchanged="logits",  # or "probabilities", at the temperature
         temperature=1.0,
         learning_rate=1e-3,
-        epsilon=1e-7,  # Keras', which adds it before the correction of the bias and not after
+        epsilon=1e-7,  # Keras's default; Keras adds it before the bias correction, not after
         digest_epochs=1,
         digest_batch_size=128,
         revisit_epochs=4,
         revisit_batch_size=5,
         output_penalty=1e-3,
-        weights=config_dict.placeholder(tuple),  # one number per party, in place of equal ones
+        weights=config_dict.placeholder(tuple),  # one per party; equal ones if not set
     )
     return settings | differs
 
@@ -231,7 +231,7 @@ def phases(**differs: Any) -> dict[str, Any]:
         private=dict(epochs=25, batch_size=32, patience=10, min_delta=0.001),
         centralised=dict(epochs=50, batch_size=32, patience=10, min_delta=0.001),
         centralised_bound=True,
-        cache=config_dict.placeholder(str),  # a folder that stores public training for other runs
+        cache=config_dict.placeholder(str),  # a folder that stores trained models for other runs
     )
     return settings | differs
 

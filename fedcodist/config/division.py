@@ -1,8 +1,8 @@
 """`data.division_per_seed`: every seed divides the data among clients in another way.
 
 Seeds that are trained in one program share their data, but FedSDD's paper has a division for each seed.
-With this setting a run has one seed, and `data.seed` + `seed` takes the place of `data.seed`. For
-`fedcodist.report` and `experiments.studies`, runs that differ only in their seed are one method's.
+With this setting a run has one seed, and `data.seed` + `seed` takes the place of `data.seed`.
+`fedcodist.report` and `experiments.studies` count runs that differ only in their seed as one method's.
 """
 
 from ml_collections import ConfigDict

@@ -118,7 +118,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
 
 
 def _labels_read(config: ConfigDict, data: Data) -> dict[str, Any]:
-    """The column of the unlabelled images' labels, where a pool's targets are made of them too."""
+    """The column of the unlabelled images' labels, where a pool's targets use them too."""
     shares = {
         f"pools.{name}.teaching.label_interpolation": pool.get("teaching", {}).get(
             "label_interpolation"
@@ -137,7 +137,7 @@ def _labels_read(config: ConfigDict, data: Data) -> dict[str, Any]:
 
 
 def _around_codistillations(config: ConfigDict) -> list[int]:
-    """The rounds from `before` each codistillation to `after` it, as `evaluation.around` says."""
+    """The rounds near a codistillation; `evaluation.around` has their numbers before and after it."""
     around = config.evaluation.get("around")
     if around is None:
         return []

@@ -1,6 +1,6 @@
 """Builds methods of clients on a graph, MHD and its baselines, from a config.
 
-OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
+OFFERS makes the arguments of a method that are not settings. The others are settings of `algorithm`.
 """
 
 import functools
@@ -75,13 +75,13 @@ def decentralised_groups(
 ) -> dict[str, PartyGroup]:
     """Which clients have which network: backbone's name -> its group.
 
-    A backbone of one's own is a reference of what returns a Flax linen module of embeddings [batch,
-    width].
+    A user's backbone is a reference to a function that returns a Flax linen module, whose outputs are
+    embeddings [batch, width].
 
     Args:
       config, data: of the run.
       heads: the number of auxiliary heads.
-      projection: width of the embeddings' map, which MHD alone needs.
+      projection: width to which embeddings are projected; only MHD needs it.
     """
     names, count = backbone_names(config), data.splits["train"].num_clients
     if len(names) != count:
@@ -122,8 +122,8 @@ def graph_of(config: ConfigDict, num_clients: int) -> np.ndarray:
 def centralised_examples(data: Data) -> dict[str, np.ndarray]:
     """All clients' examples and the public ones, with labels.
 
-    Public examples are left out if no client has any of their classes, as in FedMD's data: no test asks
-    for these.
+    Public examples are left out if no client has any of their classes, as in FedMD's data, since these
+    classes are not tested.
     """
     private, public = data.splits["train"].all_examples(), public_of(data).train.all_examples()
     parts = [private]
@@ -204,7 +204,7 @@ def _graph_or_server(config: ConfigDict, data: Data) -> np.ndarray | None:
 
 
 def _num_shared(config: ConfigDict, data: Data) -> int | None:
-    """Rows of `centralised_examples`, where the method reads these."""
+    """The number of `centralised_examples`, where the method reads these."""
     if "shared" not in algorithm_entry(config).reads:
         return None
     if config.data.get("public_share") == 1:

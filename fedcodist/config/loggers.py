@@ -1,4 +1,4 @@
-"""`config.loggers` and `config.callbacks`: what a run is watched by.
+"""`config.loggers` and `config.callbacks`: the functions that watch a run.
 
     config.loggers = ("tensorboard", "wandb", "mlflow", "csv", "my_module:MyLogger")
     config.callbacks = dict(
@@ -7,10 +7,10 @@
         mine=dict(name="my_module:my_callback", every=10),
     )
 
-A logger is a function, or a class, of the run folder, a `pathlib.Path`, that returns a callback: a
-function of metrics lines, or an object as in `fedcodist.run.callbacks`. A callback of one's own is
-made by a function of its settings, or by a class. Loggers only watch: others may be set when a run is
-resumed. Where `config.loggers` is not set, TensorBoard's files are written if tensorboardX is
+A logger is a function or class that takes the run folder, a `pathlib.Path`, and returns a callback: a
+function of metrics lines, or an object as in `fedcodist.run.callbacks`. A user's callback is returned by
+a function of its settings, or by a class. Loggers do not change results, so a run may be resumed with
+other ones. Where `config.loggers` is not set, TensorBoard's files are written if tensorboardX is
 installed.
 """
 
@@ -43,12 +43,12 @@ def loggers_of(names: Sequence[str] | None, workdir: Path) -> list[Callback]:
     """The callbacks that `config.loggers` names.
 
     Args:
-      names: those of LOGGERS, and references; None for the default.
+      names: names in LOGGERS, or references; None for the default.
       workdir: the run folder.
 
     Raises:
-      ValueError, ImportError: one line that names the logger; of a package that is not installed, with
-        the command that installs it.
+      ValueError, ImportError: names the logger, and the command that installs its package if that is
+        missing.
     """
     if names is None:
         try:
@@ -103,11 +103,11 @@ def callbacks_of(callbacks: Mapping[str, ConfigDict]) -> dict[str, Callback]:
 
 
 def checked_callbacks(callbacks: Mapping[str, ConfigDict], experiment: Any) -> list[Callback]:
-    """The callbacks of `callbacks_of`, for an experiment; nothing compiles.
+    """The callbacks of `callbacks_of`, checked against an experiment; nothing compiles.
 
     Raises:
-      ValueError, TypeError: one line that names the setting; also for a split or a metric that the
-        experiment has not.
+      ValueError, TypeError: names the setting; also for a split or a metric that the experiment does not
+        have.
     """
     made = callbacks_of(callbacks)
     for key, callback in made.items():

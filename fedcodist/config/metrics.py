@@ -2,10 +2,10 @@
 
     config.metrics = dict(top_3="my_module:top_3", macro_f1="macro_f_score")
 
-One of ours, or the reference of a statistic (outputs, batch) -> (values [batch], weights [batch]),
-whose weighted mean is the metric, or of a `fedcodist.SummedMetric`. Outputs are logits [batch,
-classes], those of the main head where a network has several; of text, what the network returns. They
-are traced.
+A value is a name in METRICS, or a reference to one of two things: a statistic (outputs, batch) ->
+(values [batch], weights [batch]), whose weighted mean is the metric, or a `fedcodist.SummedMetric`.
+Outputs are logits [batch, classes]; where a network has several heads, those of the main head. For text,
+outputs are what the network returns. The functions are traced.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ METRICS: dict[str, Measure] = {
     "f_score": metrics_lib.f_score(),
     "macro_f_score": metrics_lib.macro_f_score(),
 }
-_SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of what is made of a metric
+_SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of derived metrics
 
 
 def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> FederatedAlgorithm:
-    """The algorithm, all of whose models are evaluated by further metrics; training is as before.
+    """The algorithm with further metrics for all of its models; training stays the same.
 
     Args:
       algorithm: any.
@@ -86,7 +86,7 @@ def _chosen(name: str, reference: str) -> Measure:
 
 
 def _of_logits(metric: Any) -> Any:
-    """The metric, of the logits of whatever a network returns."""
+    """The metric as a function of a network's whole output, from which it takes the logits."""
     if isinstance(metric, SummedMetric):
         return metric._replace(sums=_of_logits(metric.sums))
     return lambda outputs, batch: metric(_logits(outputs), batch)

@@ -1,6 +1,6 @@
 """Networks by the names that configs give them, and parts of them.
 
-Networks of one's own are references: see `fedcodist.config.referenced_networks`.
+A user's networks are references: see `fedcodist.config.referenced_networks`.
 """
 
 import functools
@@ -85,7 +85,7 @@ def headed_model(setting: str, name: str, data: Data, width: int) -> Model:
     """One of MODELS as an embedding of a width and a linear head; a reference must make one itself.
 
     Raises:
-      ValueError: names the setting: a network of other data, or that cannot leave its outputs out.
+      ValueError: names the setting: the network reads other data, or cannot omit its output layer.
     """
     if is_reference(name):
         return referenced_model(setting, name, data)
@@ -129,7 +129,8 @@ def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.sh
       setting: the setting of the share, for messages.
 
     Raises:
-      ValueError, TypeError: names the setting: another share, or a network that is no chain of layers.
+      ValueError, TypeError: names the setting: the share is outside this range, or the network is not a
+        chain of layers.
     """
     check_number(setting, share, above=0, high=1)
     widths = {
@@ -146,7 +147,7 @@ def narrowed(network: Any, share: float, setting: str = "training.fed_dropout.sh
 
 
 def submodel_of(data: Data, name: str, share: float, model: Model) -> tuple[Model, Any]:
-    """A network with a share of the units, and the layers or units of the whole for `fed_dropout`."""
+    """(a network with a share of the units, the whole network's layers or units for `fed_dropout`)."""
     setting = "a pool's model for fed_dropout"
     if data.submodels is not None and not is_reference(name):
         check_number("training.fed_dropout.share", share, above=0, high=1)

@@ -1,4 +1,4 @@
-"""Mean and deviation of a prepared folder's images: what pixels become before a network reads them."""
+"""Mean and deviation of a prepared folder's images, by which pixels are normalised for networks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,8 @@ def normalisation(
       image_shape: height, width, channels.
 
     Raises:
-      ValueError, TypeError: names the setting: no place has them, or not one value for each channel.
+      ValueError, TypeError: names the setting: none of these has them, or they are not one value per
+        channel.
     """
     arguments = manifest(settings.folder).get("arguments") or {}
     data_set = arguments.get("data_set", "")

@@ -1,13 +1,14 @@
 """Builds methods of parties, who each have a model, from a config.
 
-`parties.networks` is a name, or a list of each party's network: widths and dropout, one of
-`fedcodist.models.htfl.BACKBONES`, or a reference of one's own, "my_module:network" (see
-`fedcodist.config.referenced_networks`). One reference alone is all parties', and so is one of BACKBONES.
-Of a name in GROUPS party i has the network i modulo their number. With `parties.embedding_width` the
-named networks are `headed`: embeddings of one width and a linear head, which methods of prototypes and
-of shared heads need. Those of BACKBONES always are, with a width of 512 where none is set.
+`parties.networks` is one name, or a list with each party's network. A network is (widths, dropout), a
+name in `fedcodist.models.htfl.BACKBONES`, or a reference, "my_module:network" (see
+`fedcodist.config.referenced_networks`). A single reference, or a single name in BACKBONES, is the
+network of all parties. With a name in GROUPS, party i has the group's network i modulo the number of its
+networks. With `parties.embedding_width` the named networks are `headed`: embeddings of one width and a
+linear head, which methods of prototypes and of shared heads need. Networks of BACKBONES are always
+headed, with a width of 512 where none is set.
 
-OFFERS makes those of a method's arguments that are no settings. The others are settings of `algorithm`.
+OFFERS makes the arguments of a method that are not settings. The others are settings of `algorithm`.
 `fedcodist.config.phases` runs the training before the method's first round.
 """
 
@@ -81,7 +82,7 @@ def build_of_parties(config: ConfigDict, data: Data) -> FederatedAlgorithm:
 def start(
     config: ConfigDict, data: Data, trained: dict[str, LocalOnlyParty], key: jax.Array
 ) -> PyTree:
-    """The state of the config's method before its first round, with parties that are trained already.
+    """The state of the config's method before its first round, with parties that were trained before.
 
     The optimizer's state of private training is kept where a method trains on private examples by an
     optimizer that lasts over rounds: FedMD in its revisit, as in the released code, and `local_only`.
@@ -93,7 +94,7 @@ def start(
     Args:
       config, data: as `build_experiment` gets them.
       trained: architecture -> its parties after private training, leaves [group, ...].
-      key: for what else is drawn at the start, such as a server's model.
+      key: for other random parts of the state, such as a server's model.
     """
     state = build_of_parties(config, data).init(key)
 
@@ -182,7 +183,7 @@ def _num_parties(config: ConfigDict) -> int:
     """The number of clients that the config's data will have.
 
     Raises:
-      ValueError: no setting tells it.
+      ValueError: no setting determines it.
     """
     data = config.data
     partition = data.get("partition") or {}
@@ -222,7 +223,7 @@ def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Network:
-    """The network of DS-FL's server or FML's meme: `setting` is the index of a party that has it."""
+    """The network of DS-FL's server or FML's meme; the setting is the index of a party that has it."""
     shapes, party = party_shapes(config), config.algorithm[setting]
     check_integer(f"algorithm.{setting}", party, low=0)
     if party >= len(shapes):
@@ -264,7 +265,7 @@ def network_of(shape: Network, classes: int | None) -> Any:
     """A shape's network; a single width makes a fully connected one. Without classes it has no output.
 
     Raises:
-      ValueError: it is a reference, of which no widths are known.
+      ValueError: it is a reference, whose widths are unknown.
     """
     if isinstance(shape, str):
         raise ValueError(f"{shape!r} is a network of one's own, whose layers are not counted.")

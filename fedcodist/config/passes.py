@@ -7,24 +7,24 @@
 from typing import Any
 
 LEARNING = (
-    3  # forward passes per example: one, and as much for each gradient, of inputs and of parameters
+    3  # forward passes per example: one, and the cost of one for each gradient (inputs, parameters)
 )
 
 # Methods of clients: the cost of learning from one example.
 
 
 def learning(work: Any, pool: str) -> float:
-    """FedAvg, and methods that compute next to nothing besides the network."""
+    """FedAvg, and methods whose computation outside the network costs next to nothing."""
     return LEARNING * work.trained[pool]
 
 
 def with_teacher(work: Any, pool: str) -> float:
-    """FedGKD's and FedNTD's: a teacher answers every example."""
+    """FedGKD's and FedNTD's: a teacher predicts every example."""
     return (LEARNING + 1) * work.trained[pool]
 
 
 def moon(work: Any, pool: str) -> float:
-    """The received model and the client's previous one answer every example."""
+    """The received model and the client's previous one predict every example."""
     return (LEARNING + 2) * work.trained[pool]
 
 
@@ -36,7 +36,7 @@ def scaffold(work: Any, pool: str) -> float:
 
 
 def fed_rep(work: Any, pool: str) -> float:
-    """While the head learns, the body answers; the head's own gradients are next to nothing."""
+    """While the head learns, the body runs forward; the head's own gradients cost next to nothing."""
     training = work.config["training"]
     head, body = training.get("fed_rep", {}).get("head_epochs", 10), training["epochs"]
     return work.trained[pool] * (head + LEARNING * body) / (head + body)
@@ -54,9 +54,9 @@ def p_fed_me(work: Any, pool: str) -> float:
 
 
 def per_fed_avg(work: Any, pool: str) -> float:
-    """Without a Hessian each example is in one gradient of a step; a third of them is in two with it.
+    """Without a Hessian each example is in one gradient of a step; with it, a third of them is in two.
 
-    Once a round all examples are in one more, which adapts the model to the client.
+    Once a round, one more gradient of all examples adapts the model to the client.
     """
     training = work.config["training"]
     has_hessian = training.get("per_fed_avg", {}).get("variant") == "hessian_free"
@@ -86,9 +86,9 @@ def nothing(work: Any) -> float:
 
 
 def fjord(work: Any) -> Any:
-    """In every step a client's own network or one within it is drawn, each as likely, and learns.
+    """In every step a client draws its own network or one within it, all as likely, and trains it.
 
-    With distillation the client's own network learns beside it, else in its place.
+    With self-distillation the client's own network is trained in the same step too.
     """
 
     def besides(pool: str) -> float:
@@ -114,7 +114,7 @@ def merged_codistillation(work: Any) -> float:
 
 
 def _codistillation(work: Any, times: int) -> float:
-    """On every batch each model answers once, as teacher and self-teacher, and learns as a student."""
+    """On every batch each model predicts once, as teacher and self-teacher, and learns as a student."""
     examples = times * work.images * work.unlabelled_size
     return examples * (1 + LEARNING) * sum(work.forward.values())
 
@@ -134,7 +134,7 @@ def fed_df(work: Any) -> float:
 
 
 def fed_be(work: Any) -> float:
-    """Teachers answer every unlabelled image once a round; new statistics of the mean are left out."""
+    """Teachers predict every unlabelled image once a round; new statistics of the mean are left out."""
     settings, pools = work.settings, work.config["pools"]
     teachers = sum(
         cost * (1 + settings["samples"] + settings["with_clients"] * pools[pool]["cohort_size"])
@@ -145,7 +145,7 @@ def fed_be(work: Any) -> float:
 
 
 def fed_et(work: Any) -> float:
-    """All models of the cohorts answer, and the large one learns; layers of one width are left out."""
+    """All models of the cohorts predict, and the large one learns; layers of one width are left out."""
     pools, settings = work.config["pools"], work.settings
     teachers = sum(pools[pool]["cohort_size"] * cost for pool, cost in work.forward.items())
     large = work.network("algorithm.server_model", settings["server_model"])
@@ -167,7 +167,7 @@ def fed_sdd(work: Any) -> float:
 
 
 def fed_sdd_pools(work: Any) -> float:
-    """As FedSDD's in every pool; all pools' models stored so far teach every main model."""
+    """As FedSDD in every pool; the models that all pools have stored so far teach every main model."""
     settings = work.settings
     if not settings["steps"]:
         return 0.0
@@ -190,20 +190,20 @@ def alone(work: Any) -> Any:
 
 
 def fed_md(work: Any) -> Any:
-    """Public images are answered, then learned from."""
+    """Models predict the public images, then learn from them."""
     answered = work.rounds * work.public_images("alignment_size")
     return work.of_parties(answered, work.settings["digest_epochs"] * answered)
 
 
 def fd(work: Any) -> Any:
-    """Private images are answered once a round, unless training's own answers count."""
+    """Models predict private images once a round, unless the predictions of training are used."""
     if work.settings.get("averaged") == "in_training":
         return work.of_parties()
     return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])
 
 
 def ds_fl(work: Any) -> Any:
-    """As FedMD's; the server learns too."""
+    """As FedMD; the server learns too."""
     answered = work.rounds * work.public_images("open_size")
     learned = work.settings["distillation_epochs"] * answered
     server = LEARNING * learned * work.network_of_party("server")
@@ -211,7 +211,7 @@ def ds_fl(work: Any) -> Any:
 
 
 def kt_pfl(work: Any) -> Any:
-    """Public images are answered, then learned from; the server's coefficients are left out."""
+    """As FedMD; the server's coefficients are left out."""
     answered = work.rounds * work.public_images("open_size")
     return work.of_parties(answered, work.settings["distillation_epochs"] * answered)
 
@@ -223,12 +223,12 @@ def fml(work: Any) -> Any:
 
 
 def fed_proto(work: Any) -> Any:
-    """Private images are answered once a round; distances to prototypes are left out."""
+    """Models predict private images once a round; distances to prototypes are left out."""
     return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])
 
 
 def fed_gh(work: Any) -> Any:
-    """As FedProto's; the server's head learns from all parties' prototypes."""
+    """As FedProto; the server's head learns from all parties' prototypes."""
     width, classes = work.head_shape
     seen = work.rounds * _server_epochs(work, 1) * work.prototypes
     server = LEARNING * 2 * width * classes * seen
@@ -236,7 +236,7 @@ def fed_gh(work: Any) -> Any:
 
 
 def fed_tgp(work: Any) -> Any:
-    """As FedProto's; on every batch the server's two layers make prototypes of all classes."""
+    """As FedProto; on every batch the server's two layers make prototypes of all classes."""
     width, classes = work.head_shape
     size = work.settings.get("server_training_batch_size", work.settings["batch_size"])
     steps = work.rounds * _server_epochs(work, 100) * -(-work.prototypes // size)
@@ -245,7 +245,7 @@ def fed_tgp(work: Any) -> Any:
 
 
 def _server_epochs(work: Any, default: int) -> int:
-    """Passes over prototypes in a round; a party's are meant where the server has none of its own."""
+    """The server's epochs over prototypes in a round, which default to the parties' epochs."""
     settings = work.settings
     return settings.get("server_training_epochs", settings.get("epochs", default))
 
@@ -254,11 +254,11 @@ def fed_gen(work: Any) -> Any:
     """Besides private examples, heads learn from generated embeddings, and the generator learns."""
     settings, classes = work.settings, work.num_classes
     width = work.config["parties"]["embedding_width"]
-    # What a config leaves out is as in `Generator`.
+    # The defaults are those of `Generator`.
     noise, hidden = settings.get("generator_noise", 32), settings.get("generator_hidden", 256)
     generator, head = 2 * ((noise + classes) * hidden + hidden * width), 2 * width * classes
-    # A step has as many embeddings as examples, or `generated`. A head that learns needs no gradient of
-    # embeddings, and one that teaches none of parameters.
+    # A step has as many embeddings as examples, or `generated`. A head that learns needs no gradient
+    # with respect to embeddings, and a head that teaches none with respect to parameters.
     share = (settings.get("generated") or settings["batch_size"]) / settings["batch_size"]
     learned = lambda party: share * work.examples[party] * (generator + 2 * head)
     made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
@@ -267,7 +267,7 @@ def fed_gen(work: Any) -> Any:
 
 
 def fccl(work: Any) -> Any:
-    """Public images are answered, then learned from; two teachers answer every private example."""
+    """As FedMD on public images; two teachers predict every private example."""
     settings = work.settings
     size = settings["public_batch_size"]
     steps = settings["public_epochs"] * (work.num_public // size)
@@ -297,6 +297,6 @@ def multi_headed(work: Any) -> Any:
 
 
 def decentralised_periodic(work: Any) -> Any:
-    """Each client answers and learns from public images every period."""
+    """Each client predicts the public images, and learns from them, once a period."""
     public = work.rounds // work.settings["period"] * work.settings["examples"]
     return work.of_parties(public, public)

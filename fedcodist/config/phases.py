@@ -1,4 +1,4 @@
-"""The training before FedMD's first round, in phases, of which each is a run with a folder.
+"""The training before FedMD's first round, in phases. Each phase is a run with its own folder.
 
 Other methods of parties may begin in the same way.
 
@@ -55,8 +55,8 @@ from fedcodist.run.sources import StreamedData, resident_data
 
 PyTree = Any
 Models = dict[str, Any]  # architecture -> Variables, leaves [seeds, group, ...]
-# Data that early stopping evaluates: none; in the public phase, held-out public examples; in all phases,
-# test data, as in the released code.
+# Data on which early stopping evaluates: none ("fixed"); held-out public examples, in the public phase
+# only; test data, in all phases, as in the released code.
 STOPPING = ("fixed", "held_out", "test_data")
 _COLLABORATION = "collaboration"
 _CACHE_VERSION = 3  # to be raised when public training gives other results for the same settings
@@ -71,7 +71,7 @@ def run_phases(
     show_progress: bool = True,
     prepared: Mapping[str, str] | None = None,
 ) -> PyTree:
-    """Runs the phases, or goes on where they were stopped, and prints which one begins.
+    """Runs the phases, or continues where they were stopped, and prints the name of each.
 
     Args:
       config, data: of the collaboration.
@@ -147,7 +147,7 @@ def _announcer(config: ConfigDict, is_shown: bool) -> Callable[[str], None]:
 def phase_experiment(
     config: ConfigDict, data: Data, phase: str, start: Models | None = None
 ) -> Experiment:
-    """One phase; `start` are the models after the phase before."""
+    """The experiment of one phase; `start` are the models after the previous phase."""
     settings, public = config.phases[phase], public_of(data)
     choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
@@ -301,7 +301,7 @@ def _cached(config: ConfigDict, groups: Any, key: str, train: Callable[[], Model
         assert saved is not None
         print(f"pre-training: kept in {folder}", flush=True)
         return saved.state
-    try:  # so that the training is not in vain
+    try:  # before training, so that a folder that cannot be written is noticed at once
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {error.strerror}.") from error
@@ -315,7 +315,7 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     """A name of the public phase's result: a hash of networks, data, settings and seeds."""
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
-    # The images count by their contents, not by their folder, and so does which of them are held out.
+    # Images, and the choice of held-out ones, are hashed by content instead of by the settings `data`.
     del about["data"]
     if config.phases.stopping == "held_out":
         about["held_out_seed"] = config.data.seed

@@ -1,7 +1,7 @@
 """Builds methods of pools, whose server has a model for each pool of clients, from a config.
 
-How clients train is `fedcodist.config.client_methods`. OFFERS makes those of a method's arguments that
-are no settings. The others are settings of `algorithm`.
+`fedcodist.config.client_methods` builds how clients train. OFFERS makes the arguments of a method that
+are not settings. The others are settings of `algorithm`.
 """
 
 import functools
@@ -87,7 +87,7 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
 
 
 def _model(config: ConfigDict, data: Data, setting: str, name: str) -> Model:
-    """A network; with `algorithm.embedding_width` one of an embedding of that width and a head."""
+    """A network; with `algorithm.embedding_width` it has an embedding of that width and a head."""
     width = config.algorithm.get("embedding_width")
     if width is None:
         return model_of(config, data, setting, name)
@@ -204,7 +204,7 @@ def _alpha_schedule(name: str, rounds: int) -> Callable[[Any, Any], Any]:
 
 
 def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
-    """How the server reads images: as clients do, with `algorithm.flip` flipped at random too."""
+    """How the server reads images: as clients do; with `algorithm.flip` it also flips them at random."""
     settings = config.algorithm
     if data.text is not None and (settings.flip or settings.mixup_beta):
         raise ValueError(
@@ -220,7 +220,7 @@ def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
 
 
 def _divergence(config: ConfigDict, data: Data) -> str | Divergence:
-    """One of ours by its name, or a function of one's own."""
+    """The name of one of DIVERGENCES, or a user's function."""
     named = config.algorithm.get("divergence", KL)
     return choice_or_reference("algorithm.divergence", named, {name: name for name in DIVERGENCES})
 
@@ -284,7 +284,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     # FedDF's, FedBE's and FedSDD's.
     "validation": _validation,
     "averaging": _averaging,
-    # HeteroFL's and those of the methods beside it.
+    # Those of HeteroFL and related methods.
     "levels": _levels,
     "wrapped": _wrapped,
     "model": _whole_model,

@@ -109,7 +109,7 @@ def _bands_of(settings: ConfigDict) -> int | None:
 def with_privacy(
     privacy: ConfiguredPrivacy | None, method: FederatedMethod, cohort_size: int | None = None
 ) -> FederatedMethod:
-    """The method with bounded sends and noised sums, or as it is where nothing of it is asked for."""
+    """The method with clipped messages and noised sums, or the same method if `privacy` is None."""
     if privacy is None:
         return method
     settings, adaptive = privacy.settings, None
@@ -133,7 +133,7 @@ def with_privacy(
 
 
 def example_privacy_of(config: ConfigDict) -> Callable[..., Any] | None:
-    """How clients' gradients hide single examples; None where `training.example_privacy` is not set."""
+    """The privacy of single examples in clients' gradients; None without `training.example_privacy`."""
     settings = config.training.get("example_privacy")
     if settings is None:
         return None

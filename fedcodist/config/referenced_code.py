@@ -20,10 +20,10 @@ _OF_RESULTS = re.compile(
 
 
 def described_references(config: ConfigDict) -> dict[str, Any]:
-    """Setting -> what its reference is made of, of all references on which a run's results depend.
+    """Setting -> description of the code to which it refers, if a run's results depend on this code.
 
-    Methods that a module of `config.methods` registers are among them. It is part of a run's identity:
-    after an edit of the code the run is another one.
+    Methods that a module of `config.methods` registers are included. The descriptions are part of a
+    run's identity: after an edit of the code the run is another one.
     """
     code = {
         setting: described(reference, value_at(setting, reference))
@@ -46,7 +46,7 @@ def _entries(config: ConfigDict) -> Iterator[tuple[str, Entry]]:
 
 
 def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and value of every setting; of a list every entry."""
+    """Path and value of every setting, and of every entry of a list."""
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             yield from _values(value, f"{prefix}{name}.")

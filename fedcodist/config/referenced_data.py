@@ -1,14 +1,14 @@
-"""Data of one's own, `data.name = "my_module:load"`, and preprocessing of one's own, of whatever data.
+"""A user's data, `data.name = "my_module:load"`, and a user's preprocessing of any data.
 
-`load` gets the settings of `data` beside the ones named below as arguments, `seed`, which also draws
-who is in which pool, where it has such an argument. It returns `Data`, or splits by name:
-FederatedData, of which "train" are the clients, and "distillation", where there is one, the server's
-unlabelled examples. Networks read the column "image", and losses and metrics "label".
+`load` gets as arguments all settings of `data` except those named below. It gets `seed`, which also
+draws the clients of each pool, only if it has such an argument. It returns `Data`, or a mapping from
+split to FederatedData. The split "train" has the clients; "distillation", which may be missing, has the
+server's unlabelled examples. Networks read the column "image", and losses and metrics read "label".
 
-`data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, as
-that of `LocalTraining`: the batch is a dictionary of columns [batch, ...], the key is for random
-augmentation. They are traced. That of evaluation must not be random; where it is not set, evaluation
-reads as training does.
+`data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, like
+the `preprocess` of `LocalTraining`: the batch is a dictionary of columns [batch, ...], and the key is
+for random augmentation. The functions are traced. Preprocessing for evaluation must not be random; by
+default it is that of training.
 """
 
 import inspect
@@ -43,7 +43,7 @@ def checked_splits(reference: str, splits: Any) -> dict[str, FederatedData]:
     """The splits that a loading function has returned.
 
     Raises:
-      ValueError: one line; they are something else, or 'train' is missing.
+      ValueError: the function returned something else, or 'train' is missing.
     """
     prefix = f"data.name {reference!r} must return a mapping of splits to FederatedData, or Data"
     if not isinstance(splits, Mapping) or hasattr(splits, "_fields"):
@@ -65,8 +65,7 @@ def referenced_preprocessing(settings: ConfigDict) -> dict[str, Preprocess]:
     """The functions that `data.preprocess` and `data.evaluation_preprocess` refer to.
 
     Raises:
-      ValueError: one line that names the setting: there is no such function, or it has other
-      arguments.
+      ValueError: names the setting: there is no such function, or it has other arguments.
     """
     functions: dict[str, Preprocess] = {}
     for name in PREPROCESSING:

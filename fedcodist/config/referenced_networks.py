@@ -1,13 +1,13 @@
-"""Networks of one's own, as `my_module:network` in a config.
+"""A user's networks, as `my_module:network` in a config.
 
-The reference is a function, or a network's class, that is called with what its parameters name:
+The reference is to a function, or a network's class, which is called by the names of its parameters:
 
 - `num_classes`, or one parameter of any name without a default: the data's number of classes;
 - `rngs`: it then makes a Flax NNX module, `def network(num_classes, rngs): ...`.
 
-It returns a Flax linen module, a Flax NNX module, a function that Haiku can transform, or a Model where
-loss, inputs or metrics are others than those of a classifier of images. All but a Model read the column
-`image` after `data.preprocess`, which gives the example of their initialisation, and return logits.
+It returns a Flax linen module, a Flax NNX module, a function that Haiku can transform, or a Model if the
+loss, inputs or metrics are not those of an image classifier. All but a Model read the column `image`
+after `data.preprocess`, are initialised with an example of it, and return logits.
 """
 
 import inspect
@@ -31,8 +31,8 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
     """The model of a network that a setting names by a reference.
 
     Raises:
-      ValueError: one line that names the setting: the function takes or returns something else, or its
-        network has too few classes for the data.
+      ValueError: names the setting: the function takes or returns something else, or its network has too
+        few classes for the data.
     """
     from flax import nnx  # most configs do without it, and its import takes a quarter of a second
 
@@ -69,10 +69,10 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
 
 
 def referenced_module(setting: str, reference: str, data: Data) -> nn.Module:
-    """The Flax linen module that a reference's function returns, for what needs its layers.
+    """The Flax linen module that a reference's function returns, for methods that need its layers.
 
     Raises:
-      ValueError: one line that names the setting; as `referenced_model`, or it is no linen module.
+      ValueError: names the setting; as `referenced_model`, or it is not a linen module.
     """
     function = function_at(setting, reference)
     network = called(setting, reference, function, **_arguments(setting, reference, function, data))

@@ -1,7 +1,7 @@
-"""`package.module:function` in a config: what a user has written, without a change to our files.
+"""`package.module:function` in a config: a user's code, without a change to this library.
 
 The module may be of an installed package, or lie beside the config file, whose folder is on Python's
-path. Whatever goes wrong there is told in one line that names the setting, and the line in the module.
+path. Any error in it becomes one line that names the setting, and the line in the module.
 """
 
 import difflib
@@ -24,7 +24,7 @@ def is_reference(name: Any) -> bool:
 
 
 def choice_or_reference(setting: str, name: Any, choices: Mapping[str, Any]) -> Any:
-    """One of our own by its name, or what a reference stands for; or one line that lists the names."""
+    """The choice of this name, or the reference's function; raises ValueError that lists the names."""
     if is_reference(name):
         return function_at(setting, name)
     if not isinstance(name, str) or name not in choices:
@@ -50,11 +50,10 @@ def function_at(setting: str, reference: str) -> Callable[..., Any]:
 
 
 def value_at(setting: str, reference: str) -> Any:
-    """Whatever a reference stands for.
+    """The value that a reference stands for.
 
     Raises:
-      ValueError: one line that names the setting: there is no such module, its import fails, or it
-        has no such name.
+      ValueError: names the setting: there is no such module, its import fails, or it has no such name.
     """
     name, _, path = reference.partition(":")
     try:
@@ -86,15 +85,15 @@ def called(
     """Calls a reference's function.
 
     Raises:
-      ValueError: one line that names the setting, and the line in the function's module, for whatever
-        it raises; also where it does not take these arguments.
+      ValueError: names the setting, and the line in the function's module: the function raised an error,
+        or does not take these arguments.
     """
     try:
         signature_of(function).bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{setting} {reference!r}: {error}, {_parameters(function)}.") from None
     except ValueError:
-        pass  # functions written in C tell no signature
+        pass  # functions written in C may have no signature
     try:
         return function(*values, **named)
     except KeyboardInterrupt:
@@ -105,10 +104,10 @@ def called(
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature; of a class that of its `__init__`, which NNX's metaclass hides.
+    """A function's signature; for a class that of its `__init__`, which NNX's metaclass hides.
 
     Raises:
-      ValueError: it tells none.
+      ValueError: the function has none.
     """
     if not isinstance(function, type):
         return inspect.signature(function)

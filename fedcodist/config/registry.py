@@ -7,14 +7,15 @@ A method from outside is registered by its module, which a config names:
     config.methods = ("my_package.my_method",)
     config.algorithm = dict(name="my_method", temperature=2.0)
 
-Or its function, or its Entry, is named in place of it:
+A config may also name its function, or its Entry:
 
     config.algorithm = dict(name="my_package.my_method:my_method", temperature=2.0)
 
-A function's Entry is then made of its arguments: it reads "unlabelled" data where it has
-`num_unlabelled`, "public" ones with `num_public`, "shared" ones with `num_shared`. It is a method of
-pools, or of parties or a graph, as the config has `pools`, `parties` or `parties.graph`; as
-`training.method` it is one of clients, and its settings are `training.<the function's name>`.
+A function's Entry is then made from its arguments: it reads "unlabelled" data if it has the argument
+`num_unlabelled`, "public" data with `num_public`, "shared" data with `num_shared`. As `algorithm.name`
+it is a method of pools, of parties or of a graph, if the config has `pools`, `parties` or
+`parties.graph`. As `training.method` it is a method of clients, and its settings are those of
+`training.<the function's name>`.
 """
 
 import importlib
@@ -41,10 +42,10 @@ class Entry(NamedTuple):
         Its arguments are those in OFFERS of the kind's module in `fedcodist.config`, and settings.
       reads: what it needs besides clients' examples: the data sets "unlabelled", "public" and "shared",
         the models' "logits" or layers, which text does not have, and auxiliary "heads".
-      passes: counts FLOPs; None where nobody has counted. `work` is a `fedcodist.report.flops.Work`.
-        For "clients" it is `passes(work, pool)`, the cost of learning from one example; for "pools"
-        `passes(work)`, the server's FLOPs of a run, or `Flops` of which the clients' come on top of what
-        their own method costs; for the others `passes(work)`, the run's `Flops`.
+      passes: counts FLOPs; None if they are unknown. `work` is a `fedcodist.report.flops.Work`.
+        For "clients" `passes(work, pool)` is the cost of learning from one example. For "pools"
+        `passes(work)` is the server's FLOPs of a run, or `Flops`, whose clients' part is added to the
+        cost of the clients' own method. For the others `passes(work)` is the run's `Flops`.
       paper: a link, or "".
     """
 
@@ -126,10 +127,10 @@ def algorithm_entry(config: Mapping[str, Any]) -> Entry:
 
 
 def _referenced(setting: str, reference: str, kind: str) -> Entry:
-    """The Entry that a reference stands for, or that of the function for which it stands.
+    """The Entry to which a reference refers, or an Entry made from the function to which it refers.
 
     Raises:
-      ValueError: one line that names the setting: there is no such thing, or it may not stand there.
+      ValueError: names the setting: the reference leads nowhere, or this kind is not allowed there.
     """
     value = value_at(setting, reference)
     if isinstance(value, Entry):
@@ -159,7 +160,7 @@ def method_of(config: Mapping[str, Any]) -> str:
     """The name of a run's method.
 
     It is the server's method, or the clients' where the server only averages. A run of a phase has the
-    phase's name, and a config that names no algorithm the experiment's.
+    phase's name. A config that names no algorithm has the experiment's name.
     """
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm

@@ -13,9 +13,9 @@ def with_secure_sum(
 ) -> FederatedMethod:
     """Returns the method with a secure sum, or as it is if `training.secure_sum` is not set.
 
-    It goes around compressed links and around privacy, so that clients clip, compress and mask, and the
-    server adds its noise to the sum. Where `training.secure_sum.max_weight` is not set, it is the size
-    of the largest client, or 1 with privacy, whose weights are at most that.
+    It wraps compressed links and privacy, so that clients clip, compress and mask, and the server adds
+    its noise to the sum. Where `training.secure_sum.max_weight` is not set, it is the size of the
+    largest client. With privacy it is 1, since weights are then at most 1.
 
     Raises:
       ValueError, TypeError: names the setting.

@@ -1,7 +1,7 @@
 """Types and ranges of all settings of a config, checked before anything is loaded.
 
 Builders check what depends on other settings or on the data. This module checks the rest: the type, and
-the range outside which no method has a use for the value.
+the range in which a value makes sense for any method.
 """
 
 import json
@@ -28,8 +28,8 @@ Check = Callable[[str, Any], None]  # (setting's path, value); raises an error t
 def check_settings(config: ConfigDict) -> None:
     """Raises ValueError or TypeError that names a setting of another type or outside its range.
 
-    Settings that no part of the library reads, such as a config's own notes, need only be what JSON can
-    hold: they are written to a run's config.json.
+    Settings that no part of the library reads, such as a config's own notes, must only be storable as
+    JSON, since they are written to a run's config.json.
     """
     if isinstance(config.get("pools"), ConfigDict):
         check_names("pools", config.pools)
@@ -75,7 +75,7 @@ def _check_storable(path: str, value: Any) -> None:
 
 
 def _as_dictionary(value: Any) -> dict[str, Any]:
-    """A group inside a list, such as one of several graphs."""
+    """A group inside a list, such as one of several graphs, for `json.dumps`."""
     if isinstance(value, ConfigDict):
         return value.to_dict()
     raise TypeError
@@ -151,7 +151,7 @@ _RATE = _number(low=0)
 _SHARE = _number(above=0, high=1)
 _FRACTION = _number(low=0, high=1)
 _SEED = _whole(0)
-_MANY = 10_000  # the limit for things that all have arrays in memory at once
+_MANY = 10_000  # the limit for things whose arrays are all in memory at once
 
 ALLOWED: dict[str, Check] = {
     "name": check_text,

@@ -2,9 +2,10 @@ r"""Accuracy against bytes on scikit-learn's handwritten digits, with four clien
 
     fedcodist compare digits_compression
 
-A run is a method, or a method and what compresses its uplink and downlink. All have the same clients;
-FetchSGD's and Federated Dropout's sizes are such that they send about a quarter and 60 % of FedAvg's
-bytes, as in that paper. FetchSGD's clients compute one gradient a round where others train locally.
+A run is a method, or a method and the compressors of its uplink and downlink. All runs have the same
+clients. As in that paper, FetchSGD sends about a quarter of FedAvg's bytes, and Federated Dropout 60 %.
+FetchSGD's clients compute one gradient in a round, while those of other methods train locally. See
+docs/compression.md.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +17,7 @@ COMPRESSIONS = {
     "svd": dict(uplink="svd", downlink="svd"),
     "top_k": dict(uplink="top_k", downlink="top_k"),
     "quantisation": dict(uplink="quantisation", downlink="quantisation"),
-    # A server's one message to all gains nothing from being added up.
+    # The server sends one message to all, so a sketch, which can be summed, has no advantage there.
     "count_sketch": dict(uplink="count_sketch", downlink="top_k"),
 }
 
@@ -39,7 +40,7 @@ def get_config(run: str = "fed_avg,svd") -> ConfigDict:
         config.algorithm.num_models = 2
     else:
         config.training.method = name
-    # Of 2,410 parameters: 720 floats up, 240 numbers and indices down.
+    # For 2,410 parameters: 720 floats up, 240 values with their indices down.
     if name == "fetch_sgd":
         config.training.fetch_sgd = dict(sketch_rows=3, sketch_columns=240, k=240, momentum=0.9)
         config.pools.main.server_learning_rate = 0.1

@@ -1,10 +1,13 @@
 r"""FedMD on scikit-learn's handwritten digits: six parties of three architectures; no download.
 
-Digits 0 to 5 are public, 6 to 9 the parties' private classes, of which each has three images. Settings
-that the released code has for CIFAR are in comments where these differ.
+Digits 0 to 5 are public. Digits 6 to 9 are the private classes; each party has three images of each.
+Comments have the released code's settings for CIFAR where they differ.
 
     fedcodist run digits_fed_md
     python -m fedcodist.report.tables_parties runs/digits_fed_md
+
+The second command prints each party's accuracy before and after the collaboration, and its upper bound.
+docs/results/fed_md.md has results on CIFAR.
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +23,7 @@ def get_config() -> ConfigDict:
         name="digits_public_private",
         num_parties=6,
         per_class=3,
-        held_out_share=0.3,  # of the private classes' images that no party has; the others are tests
+        held_out_share=0.3,  # of private classes' images that no party has; the others are test images
         seed=0,
     )
     config.parties = dict(networks="digits", narrower=1)

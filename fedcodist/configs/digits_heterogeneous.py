@@ -1,24 +1,27 @@
-r"""Clients with different networks, each judged on its own examples; scikit-learn's digits, no download.
+r"""Clients with different networks, each evaluated on its own examples; digits, no download.
 
-The protocol of HtFLlib (https://arxiv.org/abs/2506.03954) at a size that takes seconds: 20 clients,
-whose labels a Dirichlet distribution of concentration 0.1 decides; a quarter of each client's images are
-its tests, measured after the last round as `client_test`; batches of 10, one epoch a round, SGD of rate
-0.01. Client i has network i modulo 4: two networks of two convolutions, two of a dense layer, each with
-embeddings of width 32 and a linear head. A run is a method's name. Nothing is trained before the first
-round.
+This is the protocol of HtFLlib (https://arxiv.org/abs/2506.03954) at a small size. The labels of 20
+clients follow a Dirichlet distribution of concentration 0.1. A quarter of each client's images are its
+test examples, evaluated after the last round as `client_test`. Batches have 10 images, a round has one
+epoch, and SGD has the rate 0.01. Client i has network i modulo 4: two networks have two convolutions,
+two have a dense layer, and each has embeddings of width 32 and a linear head. A run is a method's name.
+Nothing is trained before the first round.
 
     fedcodist compare digits_heterogeneous
+
+A run of three seeds takes about a minute. Training alone reaches 92.5 % of all test examples, and no
+method is better by an interval above zero (docs/results/heterogeneous.md).
 """
 
 from ml_collections import ConfigDict
 
 from fedcodist.config import defaults
 
-# A method and its own settings. All others are the same for all of them.
+# Each method's own settings. All other settings are the same for all methods.
 METHODS: dict[str, dict] = {
     "local_only": dict(output_penalty=0.0),
     "fd": dict(weight=1.0, temperature=1.0),
-    "fml": dict(own_weight=0.5, meme_weight=0.5, meme=0),  # whose network all share
+    "fml": dict(own_weight=0.5, meme_weight=0.5, meme=0),  # the meme has party 0's network
     "lg_fed_avg": dict(weighted=True),
     "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
     "fed_tgp": dict(
@@ -49,7 +52,7 @@ METHODS: dict[str, dict] = {
         diversity_weight=1.0,
     ),
     "fed_mrl": dict(
-        small=0,  # whose network the shared model has
+        small=0,  # the shared model has party 0's network
         small_width=8,
         own_weight=1.0,
         shared_weight=1.0,
@@ -89,6 +92,6 @@ def get_config(run: str = "fd") -> ConfigDict:
 
 
 def algorithm(method: str, **differs: object) -> dict[str, object]:
-    """`algorithm` of a method as HtFLlib trains: SGD whose rate stays, small batches, one epoch."""
+    """`algorithm` of a method as HtFLlib trains: SGD of a constant rate, small batches, one epoch."""
     training = dict(optimizer="sgd", learning_rate=0.01, batch_size=10, epochs=1)
     return {"name": method, **training, **METHODS[method], **differs}

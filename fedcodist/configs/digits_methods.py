@@ -1,10 +1,12 @@
 r"""Every method that trains one network for all clients, on scikit-learn's handwritten digits.
 
-A run is a method's name. All have the same clients, batch orders and steps, and all but Fed-ensemble
-the same cohorts; what clients add to their loss and what the server does besides differs. Fed-ET's
-server has a network of its own, larger than the clients'.
+A run is a method's name. All methods have the same clients, batch orders and steps, and all but
+Fed-ensemble the same cohorts. They differ in the clients' losses and in what the server does. Fed-ET's
+server has its own network, which is larger than the clients'.
 
     fedcodist compare digits_methods
+
+docs/papers.md has the command that ranks FedSDD's main model and ensemble.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -39,7 +41,7 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
         name="digits",
         num_clients=20,
         concentration=0.1,
-        division_per_seed=False,  # True: each seed's own, with one seed a run
+        division_per_seed=False,  # True: each seed has its own division, with one seed in a run
         seed=0,
     )
     config.training = defaults.training(
@@ -66,8 +68,8 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
     if server == "fed_be":
         config.algorithm.update(
             sampling="gaussian",  # or "dirichlet"
-            samples=10,  # models around the clients'
-            with_clients=True,  # among the teachers
+            samples=10,  # models drawn around the clients' models
+            with_clients=True,  # whether the clients' models are teachers too
             temperature=0.5,  # below 1 it sharpens the mean of probabilities
             average_from=25,  # steps before the first student that is averaged
             average_every=5,
@@ -75,7 +77,7 @@ def get_config(run: str = "fed_sdd") -> ConfigDict:
         del config.algorithm.scaled
     if server == "fed_et":
         config.algorithm.update(
-            server_model="digits_large",  # which clients never have
+            server_model="digits_large",  # clients never have it
             embedding_width=32,  # of all networks, so that one head fits all
             diversity=0.05,
             steps=128,

@@ -1,11 +1,14 @@
 r"""Multi-Headed Distillation on scikit-learn's handwritten digits: eight clients on a directed cycle.
 
-Each client has three of the ten digits as its own and sees few of the others; no download. A run is a
-method's name. All share data and private batches; first weights too, but for FedAvg, whose clients start
-from those of the first one.
+Each client has three of the ten digits as primary labels and few examples of the others; no download. A
+run is a method's name. All runs share data and private batches. They also share initial weights, except
+FedAvg, whose clients all start from those of the first client.
 
     fedcodist run digits_mhd
     python -m fedcodist.report.tables_heads runs/digits_mhd/multi_headed_distillation
+
+The second command prints the accuracies of every head. docs/results/mhd.md has the results of longer
+runs on digits (experiments/configs/digits_mhd_orderings.py).
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -38,7 +41,7 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
     config.parties = dict(
         networks="digits_small",  # or one name per client
         heads=3,
-        projection=config_dict.placeholder(int),  # a width, where networks' embeddings differ
+        projection=config_dict.placeholder(int),  # a width, if embeddings have different widths
         graph=dict(
             name="directed_cycle",  # "complete", "islands" of a size, "random" with a probability
             size=config_dict.placeholder(int),
@@ -55,7 +58,7 @@ def get_config(run: str = "multi_headed_distillation") -> ConfigDict:
 
 
 def _methods() -> dict[str, dict]:
-    """Each method's settings, made anew: two configs that shared a placeholder would share its value."""
+    """Each method's settings, made anew because configs that share a placeholder share its value."""
     return {
         "multi_headed_distillation": dict(
             embedding_weight=1.0,
@@ -63,9 +66,9 @@ def _methods() -> dict[str, dict]:
             public_batch_size=64,
             teachers=1,  # Delta
             candidates="base",  # "same_level", "self", "same_level_and_self"
-            separate_levels=False,  # whether the same level's candidates make a loss term of their own
+            separate_levels=False,  # whether candidates of the same level have their own loss term
             choice="most_confident",  # or "random"
-            top_predictions=config_dict.placeholder(int),  # sent of every head; all where not set
+            top_predictions=config_dict.placeholder(int),  # sent by every head; all if not set
             embedding_distance="squared",
             reaches_backbone=True,  # whether heads' and embeddings' losses change the backbone
             updates_statistics=False,  # whether public batches change running averages too
@@ -75,10 +78,10 @@ def _methods() -> dict[str, dict]:
             same_start=False,  # whether clients of one network start from the same weights
         ),
         "local_only_steps": dict(same_start=False),
-        "decentralised_fed_avg": dict(same_start=True),  # or the first mean is of unrelated weights
+        "decentralised_fed_avg": dict(same_start=True),  # a mean of unrelated weights is useless
         "decentralised_periodic_codistillation": dict(
             public_batch_size=64,
-            period=6,  # so that the last one is some rounds before the end
+            period=6,  # so that the last codistillation is some rounds before the end
             examples=9600,  # as many as MHD's clients see in a period
             distillation_learning_rate=1e-3,
             temperature=1.0,

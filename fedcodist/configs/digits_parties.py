@@ -1,16 +1,18 @@
 r"""Methods of parties who each own a model, on scikit-learn's handwritten digits; no download.
 
-A run is a method's name. All have the parties, public digits and private images of digits_fed_md.py, and
-go on from the same transfer learning; in a round all train as much on private images. What they exchange
-differs: logits (FedMD, FCCL), mean logits of each label (FD), probabilities (DS-FL, KT-pFL), a shared
-model (FML, FedMRL), heads (LG-FedAvg; FedGen, which sends a generator of embeddings besides), mean
-embeddings of each label (FedProto, FedGH, FedTGP), gradients of vectors of each label (FedL2G), nothing.
-FML's and FedMRL's shared models and DS-FL's server are nobody's and start untrained; the server sees
-public digits alone, none of a private class, and is hardly ever right about these. FedMD and parties
-alone go on with private training's optimizer and output penalty; the others begin a new optimizer in
-each round and have no penalty, as in their sources. Shared heads and embeddings of one width need
-networks with one linear layer more than the others. Budgets and costs are those of the rounds, without
-what comes before.
+A run is a method's name. All methods have the parties, public digits and private images of
+digits_fed_md.py and start from the same transfer learning. In a round, all train equally long on private
+images. They differ in what is exchanged: logits (FedMD, FCCL), mean logits of each label (FD),
+probabilities (DS-FL, KT-pFL), a shared model (FML, FedMRL), heads (LG-FedAvg; FedGen, which also sends a
+generator of embeddings), mean embeddings of each label (FedProto, FedGH, FedTGP), gradients of a vector
+per label (FedL2G), or nothing (local_only).
+
+The shared models of FML and FedMRL and the model of DS-FL's server belong to no party and start
+untrained. The server only sees public digits, so it is hardly ever right about private classes. FedMD
+and local_only keep the optimizer and the output penalty of private training; the others start a new
+optimizer in each round and have no penalty, as in their sources. Methods with shared heads or embeddings
+of one width need networks with one more linear layer. Costs are those of the rounds, without the
+training before them.
 
     fedcodist compare digits_parties
 """
@@ -30,9 +32,9 @@ OWN = {
         distillation_learning_rate=1e-3,
         distillation_epochs=1,
         distillation_batch_size=64,
-        server=1,  # whose network the server has
+        server=1,  # the server has party 1's network
     ),
-    "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # whose network all share
+    "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # the meme has party 1's network
     "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
     "fed_gh": dict(
         server_learning_rate=1e-3,
@@ -80,7 +82,7 @@ OWN = {
         first_weight=1.0,
     ),
     "fed_mrl": dict(
-        small=2,  # whose network the shared model has
+        small=2,  # the shared model has party 2's network
         small_width=8,  # of its embedding
         own_weight=1.0,
         shared_weight=1.0,
@@ -95,13 +97,13 @@ OWN = {
         server_learning_rate=1.0,
     ),
 }
-# These need networks of an embedding and a linear head.
+# These methods need networks with an embedding and a linear head.
 HEADS = {"lg_fed_avg", "fed_gen", "fed_proto", "fed_gh", "fed_tgp", "fed_mrl", "fed_l2g"}
 EMBEDDING_WIDTH = 32
 
 
 def get_runs() -> list[str]:
-    """Every method, no collaboration first."""
+    """Every method; local_only, without collaboration, comes first."""
     return list(OWN)
 
 

@@ -1,12 +1,15 @@
-r"""Methods whose clients have models, or parts of a model, of their own, on scikit-learn's digits.
+r"""Methods whose clients keep a personal model, or parts of one, on scikit-learn's digits.
 
-A run is a method's name. All have the same clients, few of whose labels are alike, the same cohorts,
-batches and first weights. The network has a batch normalisation, which is what FedBN keeps at each
-client. Models are measured on each client's own test examples, the split `client_test`: the shared one
-as `main`, a personal one as `main_personal`, and both after one more local training as
+A run is a method's name. All methods have the same cohorts, batches and initial weights, and the same
+clients, whose labels differ strongly. The network has a batch normalisation, which FedBN keeps at each
+client. Models are evaluated on each client's own test examples, the split `client_test`: the shared
+model is `main`, the personal one `main_personal`, and after one more local training they are
 `main_fine_tuned` and `main_personal_fine_tuned`. FedBABU has no personal model until it is fine-tuned.
 
     fedcodist compare digits_personal
+
+FedAvg's shared model reaches 93.0 % of all test examples. FedBN's personal models gain 2.8 points over
+it and pFedMe's 1.4 (docs/results/heterogeneous.md).
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -47,13 +50,13 @@ def get_config(run: str = "fed_per") -> ConfigDict:
         concentration=0.1,
         division_per_seed=False,
         client_test_share=0.25,  # of each client's examples
-        unseen_clients=config_dict.placeholder(int),  # clients who take no part and are judged too
+        unseen_clients=config_dict.placeholder(int),  # do not train, but are evaluated too
         seed=0,
     )
     config.training = defaults.training(method=run, batch_size=10, epochs=2)
     if OWN[run]:
         config.training[run] = OWN[run]
-    # pFedMe's step goes the learning rate times proximal_weight of the way to the personal model.
+    # pFedMe's step moves the model by learning rate x proximal_weight of the way to the personal model.
     rate = 0.05 if run == "p_fed_me" else 0.1
     config.pools = defaults.one_pool("digits_normalised", 8, rate)
     config.nested_pools = True

@@ -1,12 +1,15 @@
 r"""Methods under user-level differential privacy, on scikit-learn's handwritten digits.
 
 A run is a method and its epsilon at delta = 1e-5: 2, 8 or inf, which clips and adds no noise. The noise
-is the least that keeps all rounds within the budget of the client who pays most: under codistillation
-that is one who trains the small and the large model. Digits have a hundred clients at most, where
-privacy is costly; with more clients the same noise is shared by more.
+is the least with which no client exceeds the budget in all rounds. Under codistillation, clients who
+train both models pay most. Here there are only a hundred clients, so privacy is costly: with more
+clients, the same noise would be shared by more.
 
     fedcodist run digits_private:merged_codistillation,8
     fedcodist compare digits_private
+
+At epsilon 8 PeriodicCodist's large model gains 17.5 points over FedAvg's 34.4 %; without noise it gains
+0.8 (docs/results/privacy.md).
 """
 
 from ml_collections import ConfigDict
@@ -36,7 +39,7 @@ def get_config(run: str = "merged_codistillation,8") -> ConfigDict:
         config.algorithm = defaults.distillation(
             method, num_models=2, rounds_kept=2, steps=16, cached=True
         )
-        config.training.privacy.sampling = "fixed"  # it divides cohorts of one size
+        config.training.privacy.sampling = "fixed"  # FedSDD divides cohorts of one size
     else:
         small, large = (
             defaults.codistilled_pool(

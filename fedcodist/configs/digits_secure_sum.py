@@ -1,8 +1,9 @@
-"""Secure sums on scikit-learn's handwritten digits: the same models at the cost of bytes.
+"""Secure sums on scikit-learn's handwritten digits: the same models, but more bytes.
 
     fedcodist compare digits_secure_sum
 
-A run is a method, alone or with a secure sum of its clients; the last has 16 bits in place of 32.
+A run is a method, without or with a secure sum of its clients' messages. The last run has 16 bits in
+place of 32. docs/secure_sums.md explains the protocol.
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +30,6 @@ def get_config(run: str = "fed_avg,secure") -> ConfigDict:
     config.name = "digits_secure_sum"
     config.run = run
     if summed:
-        # No number of a client's update is larger here; `client_clipped_share` would tell.
+        # No coordinate of a client's update is larger here; `client_clipped_share` would show it.
         config.training.secure_sum = defaults.secure_sum(value_range=2.0, **SUMS[summed])
     return config

@@ -1,7 +1,8 @@
 r"""Methods whose clients train parts of one network, on scikit-learn's handwritten digits.
 
-20 clients have three capacities. A run is a method's name. Clients of every capacity are the same in all
-runs, and so are cohorts, batches and steps; which part of the network a client trains, and how, differs.
+20 clients have three capacities. A run is a method's name. All runs have the same clients of every
+capacity, cohorts, batches and steps. They differ in the part of the network that a client trains, and in
+how it is trained.
 
     fedcodist compare digits_submodels
 """
@@ -14,7 +15,7 @@ SHARES = {"small": 0.25, "medium": 0.5, "large": 1.0}  # of the units of each hi
 
 
 def get_runs() -> list[str]:
-    """Parts of fewer units, and of fewer blocks."""
+    """Methods with parts of fewer units, then with parts of fewer blocks."""
     return ["hetero_fl", "fed_rolex", "fjord", "depth_fl"]
 
 

@@ -1,14 +1,18 @@
 r"""Codistillation across domains of text: the Python standard library's prose and code; no download.
 
-Docstrings and comments of some modules train the small model, other modules' code the large one, and the
-models teach each other on unlabelled text of both. The rounds around each codistillation are evaluated,
-besides every twentieth, to see what it changes and what of that is forgotten. A run is a method.
+Docstrings and comments of some modules train the small model, code of other modules trains the large
+one, and the models teach each other on unlabelled text of both kinds. Besides every twentieth round, the
+rounds around each codistillation are evaluated, to show what it changes and how this is forgotten. A run
+is a method.
 
     fedcodist prepare python_source --output data/python_source --vocabulary 4000 --max-examples 100
     fedcodist run python_source_codist:merged_codistillation
     python -m fedcodist.report.tables_domains runs/python_source_codist/merged_codistillation
 
-Learning rates are ours, of four pairs that were tried with FedAvg.
+The learning rates were chosen from four pairs that were tried with FedAvg. The runs
+`*,python_source` of experiments/configs/text_domain_shift.py have these settings and three seeds:
+MergedCodist lifts the small model by 9.2 points on code and the large one by 4.7 on prose
+(docs/results/domain_shift.md).
 """
 
 from ml_collections import ConfigDict
@@ -50,9 +54,9 @@ def get_config(run: str = "merged_codistillation") -> ConfigDict:
 
     config.algorithm = defaults.codistillation(
         run,
-        # Periodic; paper: 200. The last one is a tenth of the rounds before the end.
+        # Of PeriodicCodist; paper: 200. The last codistillation is a tenth of the rounds before the end.
         period=config.rounds * 3 // 10,
-        # As many unlabelled sentences in a round of merging as clients have of their own.
+        # In a round, MergedCodist uses as many unlabelled sentences as the clients' own ones.
         steps=200 if run == "periodic_codistillation" else 8,
         mixup_beta=0.0,
     )

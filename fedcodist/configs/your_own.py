@@ -1,10 +1,10 @@
-r"""Everything of your own in one file, to copy: data, network, method, metrics, logger. No download.
+r"""A file to copy with your own data, network, method, metrics and logger. No download.
 
     python -m experiments.main --config your_own.py --workdir runs/your_own
 
-Whatever a config names may be `module:function`, of an installed package or of a module beside the
-config file, such as this file itself. What such a function gets and returns is told in the modules of
-`fedcodist.config` that are named below.
+Every name in a config may be `module:function`, of an installed package or of a module beside the config
+file, such as this file itself. Comments below name the modules of `fedcodist.config` that describe the
+arguments and results of such functions. docs/your_own.md explains the parts one by one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ HERE = Path(__file__).stem  # the name by which this file can be imported
 
 
 def load(num_clients: int, concentration: float, seed: int) -> dict[str, fc.FederatedData]:
-    """Noisy copies of one image per class: clients with unequal shares of labels, and everybody's."""
+    """Noisy copies of one image per class, for clients with unequal shares of labels and for tests."""
     draw = np.random.default_rng(seed)
     of_class = draw.uniform(0, 255, (CLASSES, SIZE, SIZE, 1))
 
@@ -55,7 +55,7 @@ def normalise(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, j
 
 
 def brightened(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
-    """The same in training, where every image is a little brighter or darker each time."""
+    """`normalise` for training, which also makes every image a little brighter or darker each time."""
     batch = normalise(batch, key, positions)
     change = 0.1 * jax.random.normal(key, (len(batch["image"]), 1, 1, 1))
     return {**batch, "image": batch["image"] + change}
@@ -67,7 +67,7 @@ def brightened(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, 
 class Network(nnx.Module):
     """A convolution with batch normalisation, and dropout before the logits.
 
-    `mask` [batch] is 0 for examples that only fill up a batch; they must not count in its statistics.
+    `mask` [batch] is 0 for padding of a batch, which must not count in its statistics.
     """
 
     def __init__(self, num_classes: int, rngs: nnx.Rngs):
@@ -92,7 +92,7 @@ def clipped_fed_avg(
     limit: float,
     hyper: fc.FedAvgHyper = fc.FedAvgHyper(),
 ) -> fc.FederatedMethod:
-    """FedAvg whose clients' updates are no longer than `limit`."""
+    """FedAvg whose clients' updates have at most the norm `limit`."""
     base = fc.fed_avg(model, training, hyper=hyper)
 
     def client_update(
@@ -135,7 +135,7 @@ macro_f1 = fc.SummedMetric(_counts, _mean_over_classes)
 
 
 class Logger:
-    """Writes every evaluation's accuracy, and the length of the model's parameters, to a file."""
+    """Writes the accuracy of every evaluation, and the norm of the model's parameters, to a file."""
 
     def __init__(self, workdir: Path):
         self.path = workdir / "my_log.txt"

@@ -1,4 +1,4 @@
-"""Which columns a reader of other people's data makes, and of what."""
+"""The columns that a reader of other data formats makes, and the names from which it reads them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 def column_choice(
     columns: Iterable[str] | Mapping[str, str] | None, available: Sequence[str], kind: str
 ) -> dict[str, str]:
-    """Column -> what it is read from.
+    """Column -> the name from which it is read.
 
     Args:
       columns: names, or a mapping from column to name; None for all.
-      available: the names that there are.
-      kind: what the names are of, such as "feature".
+      available: the names in the data.
+      kind: the kind of these names for messages, such as "feature".
 
     Raises:
-      ValueError: no name, or one that is not available.
+      ValueError: no name is given, or one that is not available.
     """
     if columns is None:
         columns = available

@@ -1,6 +1,7 @@
-"""Clients whose features differ and whose labels do not: noise of another level, or rotated images.
+"""Clients with different features and unchanged labels: noise of different levels, or rotated images.
 
-Both take federated data and return it with one column changed, so they go with any partition.
+Both functions take federated data and return it with one column changed, so they work with any
+partition.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ _QUARTERS = 4  # a full turn, in steps that need no interpolation
 def feature_noise(
     data: FederatedData, sigma: float, seed: int, column: str = "image", scale: float | None = None
 ) -> FederatedData:
-    """Adds Gaussian noise to a column, more of it for each further client.
+    """Adds Gaussian noise to a column; clients with a larger index get more of it.
 
     The noise of the i-th of N clients (i from 1) has mean 0 and the standard deviation `sigma * i / N`,
-    as in section III-B of [NIID-Bench](https://arxiv.org/abs/2102.02079), which calls that level the
-    variance; its released code has it as the standard deviation, as here. It is drawn once, not anew
-    in every epoch.
+    as in section III-B of [NIID-Bench](https://arxiv.org/abs/2102.02079). The paper calls this level the
+    variance; its released code uses it as the standard deviation, as here. The noise is drawn once, not
+    anew in every epoch.
 
     Args:
-      data: the clients. Those who come later get more noise, so their order matters.
+      data: the clients. Later clients get more noise, so their order matters.
       sigma: level of the last client, in units of `scale`. 0 changes nothing.
       seed: of the draws. A client's noise depends on its index and not on other clients.
       column: numbers `[examples, ...]`. Integers stay integers: values are rounded, and clipped to
@@ -59,9 +60,9 @@ def feature_rotation(
 ) -> FederatedData:
     """Rotates all images of a client by a quarter turn, two, three or none.
 
-    The feature shift of [IFCA](https://arxiv.org/abs/2006.04088), section 6, rotated MNIST and CIFAR:
-    the same labels, and as many groups of clients as rotations. Groups are drawn at random, and their
-    sizes differ by at most one.
+    This is the feature shift of [IFCA](https://arxiv.org/abs/2006.04088), section 6, rotated MNIST and
+    CIFAR: labels are unchanged, and there is a group of clients for each rotation. Groups are drawn at
+    random, and their sizes differ by at most one.
 
     Args:
       data: the clients.

@@ -269,7 +269,7 @@ def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
 
 
 def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
-    """A column as an array. Raises TypeError or ValueError for what is no array or hides entries."""
+    """A column as an array. Raises TypeError or ValueError if it is no array or hides entries."""
     of = f" of {where}" if where else ""
     try:
         array = column if isinstance(column, np.ndarray) else np.asarray(column)

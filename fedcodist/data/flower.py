@@ -1,4 +1,4 @@
-"""Clients as a partitioner of flwr-datasets, Flower's package, has dealt them."""
+"""Clients from a partitioner of flwr-datasets, Flower's package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def from_flower(
         partitioner.dataset = datasets.load_dataset("cifar10", split="train")
         train = fc.from_flower(partitioner, {"image": "img", "label": "label"})
 
-    Of Flower's `FederatedDataset`, load any partition first and pass `federated.partitioners["train"]`.
+    For Flower's `FederatedDataset`, load any partition first and pass `federated.partitioners["train"]`.
 
     Args:
       partitioner: has `num_partitions` and `load_partition(index)`, which returns a `datasets.Dataset`
@@ -37,7 +37,7 @@ def from_flower(
       `NaturalIdPartitioner`.
 
     Raises:
-      TypeError: an object without that interface, or one whose partitions are neither.
+      TypeError: an object without that interface, or partitions of another type.
       ValueError: names the partition that is empty, or that has other columns than the first.
     """
     check_boolean("allow_empty", allow_empty)

@@ -45,8 +45,8 @@ def from_hugging_face(
 ) -> dict[str, np.ndarray] | FederatedData:
     """Reads a split into columns for a partitioner to deal out, or into the data of natural clients.
 
-    Images become uint8 `[examples, height, width, channels]` (one channel where they are grey), class
-    labels int32, numbers and text what the data set's features declare.
+    Images become uint8 `[examples, height, width, channels]` (one channel if they are grey), and class
+    labels int32. Numbers and text have the types that the data set's features declare.
 
         columns = fc.from_hugging_face("cifar10", "train", {"image": "img", "label": "label"})
         clients = partition.dirichlet(columns["label"], num_clients=100, concentration=0.3, seed=0)
@@ -104,7 +104,7 @@ def is_hugging_face(source: Any) -> bool:
 
 
 def _loaded(source: Any, split: str | None, options: Mapping[str, Any]) -> Any:
-    """What a name stands for; anything else unchanged."""
+    """The data set of a name; anything else unchanged."""
     if not isinstance(source, str):
         if options:
             raise ValueError(
@@ -137,7 +137,7 @@ def _read(dataset: Any, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len(dataset) == 0:
         raise ValueError("source has no examples")
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in features}
-    # Without a format the values are Python's and pictures PIL's, whatever was set before.
+    # Without a format, values are Python objects and pictures PIL images, whatever was set before.
     plain = dataset.with_format(None).select_columns(list(features))
     for start, batch in enumerate(plain.iter(batch_size=_READ_AT_ONCE)):
         for name, feature in features.items():

@@ -1,7 +1,7 @@
 """LEAF's JSON files: FEMNIST, Shakespeare, the synthetic data set and others of that format.
 
 A file has `users`, `num_samples` (of each user) and `user_data`: user -> `{"x": [...], "y": [...]}`. A
-split, such as `femnist/data/train`, is a folder of many files with other users in each.
+split, such as `femnist/data/train`, is a folder of many files with different users.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def from_leaf(
 
     Args:
       path: a JSON file, or the folder of a split with several.
-      image_shape: (height, width, channels), where `x` are flat images of 0..1, as FEMNIST's. They
-        become a column `image` of uint8 0..255, and `y` the column `label`, as configs read them.
+      image_shape: (height, width, channels), if `x` are flat images of 0..1, such as FEMNIST's. They
+        become a column `image` of uint8 0..255, and `y` becomes the column `label`, as configs read
+        them.
       allow_empty: whether users without examples are allowed.
 
     Returns:
@@ -41,8 +42,8 @@ def from_leaf(
       next one.
 
     Raises:
-      ValueError: names file and user. A file that is no JSON of this format, a user who is there twice,
-        other lengths than `num_samples` says, or examples of different shapes.
+      ValueError: names file and user. A file is not JSON of this format, a user occurs twice, lengths
+        differ from `num_samples`, or examples have different shapes.
     """
     check_boolean("allow_empty", allow_empty)
     if image_shape is not None:
@@ -167,7 +168,7 @@ def _array(name: str, values: list[Any]) -> np.ndarray:
 
 
 def _make_dtypes_equal(clients: Mapping[str, dict[str, np.ndarray]]) -> None:
-    """JSON may have 1.0 as 1, so a user may seem to have whole numbers where others have not."""
+    """Gives all users one dtype: JSON may have 1 for 1.0, so a user's floats may look like integers."""
     for name in next(iter(clients.values())):
         if {columns[name].dtype.kind for columns in clients.values()} == {"i", "f"}:
             for columns in clients.values():

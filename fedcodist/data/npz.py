@@ -26,8 +26,8 @@ def from_npz(
       columns: the arrays to read, or a mapping from column to array; all by default.
 
     Raises:
-      ValueError: the file is damaged or no archive, an array is unknown, one holds Python objects (to
-        read these can run code), or the arrays have different numbers of examples; names it.
+      ValueError: names the file or array. The file is damaged or not an archive, an array is unknown or
+        holds Python objects (reading these could run code), or numbers of examples differ.
     """
     path = Path(path)
     try:

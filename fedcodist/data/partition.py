@@ -36,8 +36,9 @@ def dirichlet(
 ) -> list[np.ndarray]:
     """Splits the examples of each label in proportions drawn from a symmetric Dirichlet over clients.
 
-    A client with fewer than `min_size` examples gets random ones of the client that is then the largest.
-    (Drawing everything again until all clients are large enough may never end when there are many.)
+    A client with fewer than `min_size` examples gets random examples of the client that is the largest
+    at that time. (Drawing everything again until all clients are large enough may never end for many
+    clients.)
 
     Args:
       labels: int `[examples]`.
@@ -228,7 +229,7 @@ def pathological(
     num_owners = np.zeros(len(values), np.int64)
     owners: list[list[int]] = [[] for _ in values]
     for client in range(num_clients):
-        # Those with the fewest clients first, in a random order where they are equal.
+        # Labels with the fewest clients come first, in random order among equal ones.
         order = np.lexsort((rng.random(len(values)), num_owners))
         for label in order[:labels_per_client]:
             owners[label].append(client)

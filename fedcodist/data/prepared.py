@@ -59,7 +59,7 @@ def save_prepared(
     licence: str,
     arguments: Mapping[str, Any],
 ) -> None:
-    """Writes splits as a prepared folder, completely or not at all: the way from arrays to the launcher.
+    """Writes splits as a prepared folder, completely or not at all, so that configs can read arrays.
 
     For a config whose `data.name` is "prepared" and whose `data.folder` is this folder:
 
@@ -72,13 +72,13 @@ def save_prepared(
             source="my camera", licence="none", arguments={"mean": [0.5], "deviation": [0.25]},
         )
 
-    `train` are the clients; with `data.partition` they are dealt anew, and `held_out` and `test` may be
-    missing if `evaluation` does not name them. `distillation` are images without labels for methods that
-    distil; `data.unlabelled_folder` may name another folder in its place. Configs read the arguments
-    `mean` and `deviation` of each channel (of pixels divided by 255), and `num_classes`, if there are
-    more than the labels show.
+    `train` has the clients; with `data.partition` their examples are dealt anew. `held_out` and `test`
+    may be missing if `evaluation` does not name them. `distillation` has images without labels for
+    methods that distil; `data.unlabelled_folder` may name another folder instead. Configs read the
+    arguments `mean` and `deviation` of each channel (of pixels divided by 255). They also read
+    `num_classes`, which is needed if there are more classes than the labels show.
 
-    Everything is written into a hidden temporary folder beside it, which is then renamed.
+    Everything is written into a hidden temporary folder beside `folder`, which is then renamed.
 
     Args:
       folder: must not exist yet, or be empty. Its parents are made.

@@ -66,8 +66,8 @@ def words_of(sentence: str) -> list[str]:
 def text_of_html(source: str) -> str:
     """The text of HTML without its code blocks. Elements that end a sentence become empty lines.
 
-    What cannot be read as an element is text. The time is proportional to the length of the source.
-    (That of the standard library's parser grows with the square for elements that never end.)
+    Anything that cannot be read as an element is text. The time is proportional to the length of the
+    source. (The time of the standard library's parser is quadratic for elements that never end.)
 
     Raises:
       ValueError: declarations that HTML does not have, such as `<![foo[`, or character references of
@@ -85,7 +85,7 @@ def text_of_html(source: str) -> str:
         tag = _TAG.match(source, start)
         if tag is None:
             end = _end_of_other(source, start)
-            if end is None:  # the rest has no end of an element
+            if end is None:  # no element ends in the rest
                 if not left_out:
                     parts.append(_characters(source[start:]))
                 break
@@ -127,7 +127,7 @@ def _end_of_other(source: str, start: int) -> int | None:
     elif source.startswith(("<!", "<?", "</"), start):
         end, length = source.find(">", start + 2), 1
     else:
-        # Before a letter "<" begins an element that never ends; elsewhere it is a mere sign.
+        # Before a letter "<" begins an element that never ends; elsewhere it is an ordinary character.
         letter = source[start + 1 : start + 2]
         return None if letter.isascii() and letter.isalpha() else start + 1
     return None if end < 0 else end + length

@@ -1,7 +1,7 @@
-"""Opens SQLite files of other people's programs without trusting them.
+"""Opens SQLite files of other programs without trusting them.
 
-They may be LZMA-compressed. A damaged or malicious file ends in one line that names it: it cannot fill
-the disk, run for ever or call functions. Client ids are text, whatever type a row has them in.
+They may be LZMA-compressed. A damaged or malicious file gives an error of one line that names it; it
+cannot fill the disk, run for ever or call functions. Client ids become text, whatever type a row stores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from urllib.parse import quote
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _LZMA_MAGICS = (b"\xfd7zXZ\0", b"]\0\0")  # the .xz container and the older .lzma
-# A file may unpack to 64 MiB, or to this many times its size. Text and images are packed to about a
-# tenth; a file that is made to fill a disk, to a seven-thousandth.
+# A file may unpack to 64 MiB, or to this many times its size. Text and images are about ten times larger
+# when unpacked, a file that is made to fill a disk seven thousand times.
 _LARGEST_RATIO = 200
 _SMALL_FILE = 1 << 26
 _LZMA_MEMORY = 1 << 30  # bytes for unpacking; the strongest setting of xz asks for 65 MiB
 _BLOCK = 1 << 20
 _LARGEST_VALUE = 1 << 28  # bytes of one example
-# Instructions of SQLite's machine that one query may take per byte of the file, besides the first ones.
+# Instructions of SQLite's machine that a query may take for each byte of the file, after the first ones.
 # A row has tens of bytes, and reading it takes tens of instructions.
 _STEPS_PER_BYTE = 64
 _FIRST_STEPS = 1 << 26

@@ -1,4 +1,4 @@
-"""Training and test examples of every client's own: what personalised methods are judged on."""
+"""Divides every client's examples into training and test examples, for personalised methods."""
 
 from typing import Any
 
@@ -13,16 +13,17 @@ def train_test_within_clients(
 ) -> tuple[FederatedData, FederatedData]:
     """Deals every client's examples into training and test examples, at random.
 
-    Clients are the same in both, in the same order; examples keep their order. A client of n examples
-    has `share` n of them for tests, rounded, and at least one of each. A client of one example trains
-    on it and has none for tests: `test.client_sizes` is 0 there, and it is not measured.
+    Both have the same clients in the same order, and examples keep their order. Of a client's n
+    examples, `share` n are for tests, rounded, with at least one test and one training example. A client
+    with one example trains on it and has no test example: its `test.client_sizes` is 0, and it is not
+    evaluated.
 
     HtFLlib (https://arxiv.org/abs/2506.03954) takes a quarter, the default.
 
     Args:
       data: the clients' examples.
-      share: of each client's examples that are for tests, above 0 and below 1.
-      seed: of the draw. Every client's depends on it and the client's index alone.
+      share: share of each client's examples for tests, above 0 and below 1.
+      seed: of the draw. A client's draw depends only on the seed and the client's index.
 
     Returns:
       (training examples, test examples).
@@ -53,7 +54,7 @@ def train_test_within_clients(
 def unseen_clients(
     data: FederatedData, count: int, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:
-    """Takes some clients out of the training, at random.
+    """Draws clients who take no part in training.
 
     Returns:
       (the clients who take part, the clients who do not), each in the order of `data`.
@@ -75,7 +76,7 @@ def unseen_clients(
 
 
 def _those(data: FederatedData, is_kept: Any) -> FederatedData:
-    """The same clients with some of their examples."""
+    """The same clients with only the chosen examples."""
     kept = np.concatenate([[0], np.cumsum(is_kept)])
     columns = {name: np.asarray(column)[is_kept] for name, column in data.columns.items()}
     return FederatedData(columns, kept[data.offsets], data.client_ids, allow_empty=True)

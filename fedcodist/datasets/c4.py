@@ -25,8 +25,8 @@ LONGEST_LINE = 1 << 24
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ROWS = 1 << 16
-# A file may unpack to 64 MiB, or to this many times its size. Text is packed to about a third; a file
-# that is made to take very long, to a thousandth.
+# A file may unpack to 64 MiB, or to this many times its size. Text is about three times larger when
+# unpacked, a file that is made to take very long a thousand times.
 _LARGEST_RATIO = 200
 _SMALL_FILE = 1 << 26
 

@@ -1,6 +1,6 @@
 """Images and labels from pickles, the format of CIFAR-10, CIFAR-100 and ImageNet 32x32.
 
-The unpickler runs no code: the few allowed names stand for inert values, and all others are refused.
+The unpickler runs no code: a few names are allowed and give inert values; all others are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ImageNet at 32x32 pixels from its official files: ten batches, pickled or as NumPy archives.
 
-Pickles are read without running any code (image_pickles.py), NumPy archives without pickles. Only one
-batch at a time is in memory besides the images that are kept.
+Pickles are read without running any code (image_pickles.py), NumPy archives without pickles. Besides the
+images that are kept, only one batch at a time is in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Common code of the preparation programs in `datasets/`, without reading their sources.
 
-A prepared folder is made once. Later a program only compares the folder with what it should be.
+A prepared folder is made once. If the folder exists, a program only checks it.
 """
 
 from __future__ import annotations

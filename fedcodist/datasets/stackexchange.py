@@ -36,8 +36,8 @@ _UNFINISHED = frozenset(
 )
 _BLOCK = 1 << 14  # small, because the block after a broken post is read again
 _SHOWN = 1 << 26
-# Bytes of broken XML that may be read again, besides as many as the file has. In a malicious file every
-# line could make the parser search far ahead in vain.
+# Bytes of broken XML that may be read again, in addition to the size of the file. In a malicious file
+# every line could make the parser search far ahead in vain.
 _READ_AGAIN = 1 << 26
 
 

@@ -34,8 +34,8 @@ class EmbeddingGenerator(nn.Module):
 def diversity(noise: jax.Array, embeddings: jax.Array) -> jax.Array:
     """exp(-mean over pairs of |noise_i - noise_j|^2 |z_i - z_j|), scalar.
 
-    It is smaller where embeddings of unlike noise are unlike. Distances are means over coordinates, of
-    squares and of absolute values, as in the authors' code.
+    It is small if different noise gives different embeddings. The distances are means over coordinates,
+    of squares for noise and of absolute values for embeddings, as in the authors' code.
 
     Args:
       noise: [batch, ...]; embeddings: [batch, width].

@@ -1,7 +1,7 @@
-"""Networks in two parts, an embedding and a linear head: what methods that share one of them need.
+"""Networks in two parts, an embedding and a linear head, for methods that share one of the parts.
 
-Methods of prototypes send mean embeddings. LG-FedAvg, FedPer and FedGH send or train heads. All of them
-need to know which parameters are the head, and what it reads.
+Methods of prototypes send mean embeddings. LG-FedAvg, FedPer and FedGH send or train heads. All of these
+methods need to know the head's parameters and its input.
 """
 
 import inspect
@@ -81,7 +81,7 @@ class Headed(nn.Module):
 
 
 def embedding_of(outputs: LayerOutputs) -> jax.Array:
-    """What the head reads, [batch, width]."""
+    """The head's input, [batch, width]."""
     return outputs.hidden[-1]
 
 

@@ -2,13 +2,13 @@
 
 HtFLlib (Zhang et al., KDD 2025, https://arxiv.org/abs/2506.03954) compares methods whose clients have
 different networks. In its code, https://github.com/TsingZ0/HtFLlib at commit e959261, each network's
-output layer is replaced by an average over neighbouring features, which makes 512 of them, and a linear
-head. It has no parameters: of the 64 features of ResNet-4 each is repeated eight times. The networks
-are those of torchvision, whose stem and pooling leave 8x8 positions of a 32x32 image, and of its own
-files `system/flcore/trainmodel`.
+output layer is replaced by an average pooling of neighbouring features, to 512 features, and a linear
+head. The pooling has no parameters; it repeats each of ResNet-4's 64 features eight times. The networks
+are those of torchvision, whose stem and pooling leave 8x8 positions of a 32x32 image, and those of
+HtFLlib's own files `system/flcore/trainmodel`.
 
-First weights are drawn as this library draws them. Left out are its groups with several kinds of heads,
-and HtM-img-10, which adds two vision transformers to the eight of HtFE-img-8.
+Initial weights are drawn as in this library. HtFLlib's groups with several kinds of heads are left out,
+and so is HtM-img-10, which adds two vision transformers to the eight networks of HtFE-img-8.
 """
 
 import functools
@@ -155,7 +155,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "htfe_img_5": ("htfl_googlenet", "htfl_mobilenet_v2", *_RESNETS[:3]),
     "htfe_img_8": ("htfl_cnn", "htfl_googlenet", "htfl_mobilenet_v2", *_RESNETS),
     "htfe_img_9": (*(f"htfl_resnet{layers}" for layers in (4, 6, 8, 10)), *_RESNETS),
-    # Not a group of HtFLlib's, but of networks of its groups that a processor can train.
+    # Not one of HtFLlib's groups: networks of its groups that are small enough for a CPU.
     "htfl_small": ("htfl_cnn", "htfl_resnet4", "htfl_resnet6", "htfl_resnet8"),
 }
 

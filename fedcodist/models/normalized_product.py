@@ -6,9 +6,9 @@ wide layer has hundreds of features. So features can be written once, already no
 over them takes statistics, forwards or backwards. On a CPU such passes are most of the time of a wide
 first layer.
 
-The limit: where a filter cancels what neighbouring windows share, the variance is a small difference.
-Its relative error is about that of the dtype times |cov(x)| |w|^2 / variance. For images this is
-harmless.
+This has a limit: if a filter cancels what neighbouring windows have in common, the variance is a small
+difference of large numbers. Its relative error is about that of the dtype times |cov(x)| |w|^2 /
+variance. For images this is harmless.
 """
 
 import math

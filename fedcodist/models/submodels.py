@@ -1,4 +1,4 @@
-"""Submodels: smaller networks cut out of a whole one, and which of its coordinates they have."""
+"""Submodels: smaller networks cut out of a whole network, and the coordinates that they keep."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -170,7 +170,8 @@ def scattered(smaller: PyTree, places: PyTree, shapes: PyTree) -> PyTree:
 def with_first_units(params: PyTree, first: Mapping[str, Any], units: Units) -> PyTree:
     """The parameters, with zeros for all units of a group but the first.
 
-    The network of these parameters says what the smaller one says that has only the first units.
+    With these parameters, the network computes the same as the smaller one that has only the first
+    units.
 
     Args:
       params: of the whole network.

@@ -54,7 +54,7 @@ def show_report(
     title: str | None = None,
     ranking: RankingTable | None = None,
 ) -> int:
-    """Prints the table and writes the report; returns the exit status: 0, or 2 where it cannot."""
+    """Prints the table and writes the report; returns the exit status: 0, or 2 if writing fails."""
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -98,7 +98,7 @@ def write_report(
 
 
 def default_output(paths: Sequence[Path]) -> Path:
-    """The argument itself where it is the only one, else the deepest folder that contains all."""
+    """The path itself if there is only one, otherwise the deepest folder that contains all paths."""
     if len(paths) == 1:
         return paths[0]
     above = Path(os.path.commonpath([path.resolve() for path in paths]))

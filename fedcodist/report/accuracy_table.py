@@ -76,7 +76,7 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
 
 
 def epsilon_of(summary: Mapping[str, Any]) -> float | None:
-    """A run's epsilon of the client who paid most: infinite without noise, None where it has none."""
+    """The largest epsilon of a run's clients: infinite without noise, None if no method is private."""
     privacy = mapping_of(summary, "privacy")
     if not privacy:
         return None
@@ -84,7 +84,7 @@ def epsilon_of(summary: Mapping[str, Any]) -> float | None:
 
 
 def _last_common_round(curves: Sequence[Curve]) -> int | None:
-    """The last round evaluated on every split: a killed run may have reached only some."""
+    """The last round that was evaluated on every split; a killed run may miss some splits."""
     if not curves:
         return None
     common = set.intersection(*(set(points.rounds) for points in curves))
@@ -113,7 +113,7 @@ def _is_private(collection: Collection) -> bool:
 
 
 def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
-    """A row's cells under those headings."""
+    """A row's cells, in the order of `number_headings`."""
     accuracies = [percent(row.accuracy[split]) for split in collection.splits]
     counts = sorted(
         {statistic.seeds for statistic in row.accuracy.values() if statistic is not None}

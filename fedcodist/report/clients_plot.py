@@ -1,4 +1,4 @@
-"""How accuracy is spread over the clients, each judged on its own examples."""
+"""How accuracy is spread over the clients, each evaluated on its own examples."""
 
 from typing import TYPE_CHECKING
 

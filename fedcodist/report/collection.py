@@ -17,7 +17,7 @@ from fedcodist.report.runs import (
     number_of,
 )
 
-# What two runs of one method may differ in: which seed, and what the run is called.
+# Settings in which two runs of one method may differ: the seed, and the run's name.
 NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
 
 
@@ -37,7 +37,7 @@ class Curve(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Runs with the same settings; `members` are the (run, seed) that count, each seed once."""
+    """Runs with the same settings; `members` are the (run, seed) that are averaged, each seed once."""
 
     label: str
     runs: tuple[Run, ...]
@@ -57,7 +57,7 @@ class Collection(NamedTuple):
 def collect(paths: Iterable[Path | str]) -> Collection:
     """Loads every run in or below `paths` and groups those that differ only in their seed.
 
-    Where a method has finished runs, only these count, so means never mix run lengths.
+    If a method has finished runs, only these are averaged, so means never mix runs of different lengths.
 
     Raises:
       ValueError: a path does not exist, or no run with an evaluation is found.
@@ -208,7 +208,7 @@ def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
                 continue
         seeds = distinct(series.seed for series in run.records)
         first = first_seed(run.config)
-        # A run's metrics lines have its seeds, or (relative) numbers from 0.
+        # A run's metrics lines have its seeds themselves, or numbers counted from 0.
         absolute = all(seed >= first for seed in seeds)
         repeated = []
         for seed in seeds:

@@ -7,8 +7,8 @@ from typing import Any
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
     """The number of clients that train each model in a round.
 
-    These are the cohort of the model's pool, or its part of the only pool's cohort. A party's model has
-    one.
+    It is the cohort size of the model's pool, or the model's part of the only pool's cohort. A party's
+    model has one client.
 
     Args:
       config: of the run.

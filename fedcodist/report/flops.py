@@ -1,11 +1,12 @@
-"""FLOPs of a run, its clients' and its server's, from the networks and the settings.
+"""FLOPs of a run, of its clients and of its server, from the networks and the settings.
 
-Counted are the multiplications and additions of matrix products and direct convolutions. Learning from
-an example is three forward passes: one, and the gradients of weights and of activations. Left out are
-element-wise operations, augmentation, averaging, evaluation, and what padding adds; so the number says
-what a method asks for and not how well a program does it. Of parties with networks of their own the
-rounds are counted, and not what comes before. FedKD's maps between hidden states are left out too.
-A sentence costs what its tokens do; it has as many as clients' sentences have in the mean of all pools.
+The multiplications and additions of matrix products and direct convolutions are counted. Learning
+from an example costs three forward passes: one, and one for each of the gradients of weights and of
+activations. Element-wise operations, augmentation, averaging, evaluation and padding are left out. So
+the number is the work that a method needs, whatever program does it. For parties with their own
+networks, the rounds are counted, but not the training before them. FedKD's maps between hidden states
+are left out too. A sentence costs as much as its tokens; it is counted with the clients' mean number of
+tokens, over all pools.
 """
 
 import functools
@@ -47,11 +48,11 @@ Config = Mapping[str, Any]
 
 
 class Flops(NamedTuple):
-    """Of a whole run with one seed.
+    """FLOPs of a whole run with one seed.
 
     Attributes:
-      clients: pool -> what all its clients did.
-      server: what the server did.
+      clients: pool -> FLOPs of all its clients.
+      server: FLOPs of the server.
     """
 
     clients: dict[str, float]
@@ -66,10 +67,10 @@ def flops_of_run(
     Args:
       config: as in config.json.
       examples: pool -> examples that its clients trained on, each as often as it was visited.
-      distillation_steps: mean of a round, where a method stops early; else the config's.
+      distillation_steps: mean per round, where a method stops early; by default the config's.
 
     Raises:
-      ValueError: one line; a name in the config that is not known, or a method that nobody counted.
+      ValueError: a name in the config is unknown, or FLOPs are not known for the method.
     """
     of_server = _passes(config, config["algorithm"]["name"])
     of_clients = _passes(config, config["training"].get("method", BASELINE))
@@ -92,7 +93,7 @@ def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int)
       rounds: of the run.
 
     Raises:
-      ValueError: one line, as in `flops_of_run`.
+      ValueError: as in `flops_of_run`.
     """
     count = _passes(config, config["algorithm"]["name"])
     return count(Work(config, examples, rounds))
@@ -106,7 +107,7 @@ def _passes(config: Config, name: str) -> Callable[..., Any]:
 
 
 class Work:
-    """What methods' `passes` are told of a run.
+    """The properties of a run that the `passes` of methods read.
 
     Attributes:
       config, examples, rounds, steps: as `flops_of_run` gets them.
@@ -121,7 +122,7 @@ class Work:
 
     @functools.cached_property
     def data(self) -> Data:
-        """The run's."""
+        """The run's data."""
         return _loaded(json.dumps(self.config["data"], sort_keys=True))
 
     # Of pools.
@@ -129,8 +130,8 @@ class Work:
     def network(
         self, setting: str, name: str, share: float | None = None, depth: int | None = None
     ) -> float:
-        """FLOPs of a forward pass on one example of the network that a setting names, or of a share of
-        its units or its first blocks."""
+        """FLOPs of a forward pass on one example by the network that a setting names, by a share of its
+        units, or by its first blocks."""
         if depth is not None:
             create, shape = choice(setting, name, WITH_EXITS)
             return forward_flops_of((functools.partial(create, depth), shape))
@@ -138,8 +139,8 @@ class Work:
 
     @functools.cached_property
     def forward(self) -> dict[str, float]:
-        """Pool -> FLOPs of its network on one example; of HeteroFL's pools their share of it,
-        and of DepthFL's its first blocks."""
+        """Pool -> FLOPs of its network on one example; in HeteroFL of the pool's share of the network,
+        in DepthFL of its first blocks."""
         part = lambda settings: (settings.get("share"), settings.get("depth"))
         return {
             pool: self.network(f"pools.{pool}.model", settings["model"], *part(settings))
@@ -148,7 +149,7 @@ class Work:
 
     @functools.cached_property
     def trained(self) -> dict[str, float]:
-        """The same while clients train, whose softmax may be sampled."""
+        """As `forward`, while clients train, when a softmax may be sampled."""
         if not (samples := self.config["training"].get("samples")):
             return self.forward
         forward_of = _forward_of_text(self.data, samples)
@@ -158,7 +159,7 @@ class Work:
         }
 
     def besides_learning(self, per_example: Callable[[str], float]) -> Flops:
-        """Flops that pools' clients need on top of their own method's, pool -> those of an example."""
+        """Flops in addition to the clients' own method; `per_example` maps a pool to FLOPs."""
         return Flops({pool: per_example(pool) * n for pool, n in self.examples.items()}, 0.0)
 
     @property
@@ -168,13 +169,13 @@ class Work:
 
     @functools.cached_property
     def answered(self) -> int:
-        """Images that a teacher answers once a round: all, or the round's where they are streamed."""
+        """Images that a teacher predicts once a round: all, or the round's if data are streamed."""
         is_streamed = self.config.get("execution", {}).get("stream")
         return self.images if is_streamed else len(self.data.unlabelled)
 
     @functools.cached_property
     def unlabelled_size(self) -> float:
-        """What an unlabelled example costs, in clients' ones: a sentence by its tokens."""
+        """The cost of an unlabelled example relative to a client's example; sentences cost by tokens."""
         if self.config.get("data", {}).get("name") != TEXT:
             return 1.0
         assert self.data.text is not None
@@ -191,11 +192,12 @@ class Work:
         besides: Callable[[str], float] = lambda party: 0.0,
         server: float = 0.0,
     ) -> Flops:
-        """Flops where a party's network answers and learns from so many public examples in the run.
+        """Flops of parties that predict and learn from these numbers of public examples in the run.
 
         Args:
-          answered, learned: public examples, each as often as it was visited.
-          per_example: forward passes that a private example costs.
+          answered, learned: numbers of public examples that a party predicts and learns from, each
+            counted as often as it is visited.
+          per_example: forward passes for a private example.
           besides: party -> FLOPs of other networks.
           server: FLOPs of the server.
         """
@@ -207,23 +209,23 @@ class Work:
 
     @property
     def num_classes(self) -> int:
-        """Of the label space that all parties share."""
+        """The size of the label space that all parties share."""
         return public_of(self.data).num_classes
 
     def public_images(self, setting: str) -> int:
-        """Those of a round, by the setting of `algorithm`; all where it is None."""
+        """Number of public images in a round, from a setting of `algorithm`; all if it is None."""
         size = self.settings[setting]
         return self.num_public if size is None else size
 
     @property
     def num_public(self) -> int:
-        """Public examples that there are."""
+        """Number of public examples."""
         return public_of(self.data).train.num_examples
 
     def network_of_party(self, setting: str, width: int | None = None) -> float:
-        """Forward FLOPs of the network of the party whose number a setting of `algorithm` is.
+        """Forward FLOPs of a party's network; a setting of `algorithm` has the party's number.
 
-        Its embedding has `width`, or else that of all parties' networks.
+        The embedding has the width `width`, or by default that of all parties' networks.
         """
         return self._forward_of_shape(extra_shape(ConfigDict(dict(self.config)), setting), width)
 
@@ -234,13 +236,13 @@ class Work:
 
     @functools.cached_property
     def prototypes(self) -> int:
-        """Pairs of a party and a label of which it has examples."""
+        """Number of pairs of a party and a label of which it has examples."""
         train = self.data.splits["train"]
         clients = (train.client(client) for client in range(train.num_clients))
         return sum(len(np.unique(examples["label"])) for examples in clients)
 
     def mean_of_neighbours(self, party: str) -> float:
-        """Forward FLOPs of a client's neighbours on the graph, their mean over the run."""
+        """Mean forward FLOPs of a client's neighbours on the graph, over the run."""
         forward = {self._clients[name]: self._forward_of_party[name] for name in self._clients}
         graph = graph_of(ConfigDict(dict(self.config)), len(forward))
         edges = over_time(graph, max(self.rounds, 1))
@@ -266,7 +268,7 @@ class Work:
 
     @functools.cached_property
     def _forward_of_party(self) -> dict[str, float]:
-        """Party -> forward FLOPs on an example; group -> the same, where all train one model."""
+        """Party -> forward FLOPs on an example; group -> the same, if its parties train one model."""
         if ENTRIES[self.settings["name"]].kind != GRAPH:
             shapes = party_shapes(ConfigDict(dict(self.config)))
             return {name: self._forward_of_shape(shapes[i]) for name, i in self._clients.items()}
@@ -287,7 +289,7 @@ class Work:
 
 
 def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:
-    """(setting, its model's name) -> FLOPs on one example of that network or a share of its units."""
+    """(setting, name of its model) -> FLOPs on one example, of that network or a share of its units."""
     kind = work.config.get("data", {}).get("name")
     if kind == TEXT:
         return _forward_of_text(work.data)
@@ -333,8 +335,8 @@ def flops_per_token(network: Any, length: int, samples: int = 0) -> float:
 
     Args:
       network: a Flax linen module that is called with tokens.
-      length: tokens of a sentence, all of which attention looks at.
-      samples: of sampled softmax, whose logits are those of the samples and of the label; 0 has all.
+      length: tokens of a sentence; attention reads all of them.
+      samples: of a sampled softmax, with logits for the samples and the label; with 0 for all classes.
     """
     tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
     variables = jax.eval_shape(network.init, jax.random.key(0), tokens)
@@ -355,8 +357,8 @@ def forward_flops_of(model: tuple[Callable[[], Any], tuple[int, ...]]) -> float:
 def forward_flops(function: Callable[..., Any], *arguments: Any) -> float:
     """FLOPs of the matrix products and convolutions of a function of arrays or their shapes.
 
-    Where a function has several versions, as our convolutions have one per platform, the cheapest
-    counts: that is the direct one.
+    If a function has several versions, such as our convolutions with one per platform, the cheapest is
+    counted, which is the direct one.
 
     Raises:
       ValueError: a loop of unknown length.
@@ -394,6 +396,6 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
             yield value
 
 
-@functools.lru_cache(maxsize=2)  # many runs of a table have the same, which may be large
+@functools.lru_cache(maxsize=2)  # many runs of a table have the same data, which may be large
 def _loaded(settings: str) -> Data:
     return load_data(ConfigDict(json.loads(settings)))

@@ -19,10 +19,10 @@ class Estimate(NamedTuple):
 def contrast(
     plus: Sequence[Sequence[float]], minus: Sequence[Sequence[float]], test_images: int
 ) -> Estimate:
-    """The sum of the means of `plus` minus that of `minus`, each an independent sample over seeds.
+    """The sum of the means of `plus` minus that of `minus`; all samples over seeds are independent.
 
-    With at least two seeds in every sample the interval is Welch's: Student's t with the degrees of
-    freedom of Satterthwaite (Biometrics Bulletin 2, 1946). Where a sample has one seed, the spread over
+    If every sample has at least two seeds, the interval is Welch's: Student's t with the degrees of
+    freedom of Satterthwaite (Biometrics Bulletin 2, 1946). If a sample has one seed, the spread over
     seeds is unknown. The interval is then 1.96 binomial standard errors of a difference of accuracies,
     each measured on `test_images` images.
     """
@@ -46,8 +46,8 @@ def contrast(
 def paired(plus: Sequence[float], minus: Sequence[float], test_images: int) -> Estimate:
     """The mean difference of two runs with the same seeds in the same order.
 
-    A seed decides initial weights, cohorts and batches of both runs. The interval is Student's t over
-    the seeds' differences; for one seed it is that of `contrast`.
+    A seed determines initial weights, cohorts and batches of both runs. The interval is by Student's t
+    over the seeds' differences; for one seed it is that of `contrast`.
     """
     differences = [a - b for a, b in zip(plus, minus, strict=True)]
     half_width = student_half_width(differences)

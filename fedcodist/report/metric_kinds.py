@@ -1,6 +1,6 @@
-"""What follows from a metric's name: whether less is better, and whether it is a share, shown in %.
+"""Properties that follow from a metric's name: whether less is better, and whether it is shown in %.
 
-Undefined values, such as precision where nothing was predicted, are NaN, and a dash in tables.
+Undefined values, such as precision without a prediction, are NaN, and a dash in tables.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The single HTML file: table, plots, what differs between methods, runs, environment, configs."""
+"""The single HTML file: table, plots, differences of settings, runs, environment, configs."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.ranking_table import TEXT_COLUMNS, RankingTable
 from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
-# Colours have names, so that a dark screen changes them in one place. Plots stay on white.
+# Colours have names, so that the dark mode changes them in one place. Plots keep a white background.
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #5b6470; --page: #f5f6f8; --card: #fff;
   --edge: #e1e4e8; --rule: #c9ced6; --line: #eceef1; }
@@ -162,7 +162,7 @@ def _per_client(
         record = record or {}
         if (
             "clients" in record
-        ):  # judged on their own examples, whose metrics are means over clients
+        ):  # clients are evaluated on their own examples, and metrics are means over clients
             groups.append({**record, "accuracy_mean": record.get("accuracy")})
         elif per_client := mapping_of(record, "per_client"):
             groups.append(per_client)

@@ -1,4 +1,4 @@
-"""Clients by labels: the picture of a partition that papers show."""
+"""A plot of a partition as in papers: clients by labels."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def plot_partition(
 
     Args:
       data: the clients.
-      path: where to write the picture; its ending says the format, such as .png, .pdf or .svg.
+      path: where to write the picture; its ending determines the format, such as .png, .pdf or .svg.
       column: integer labels `[examples]`, or one-hot ones `[examples, labels]`.
       kind: "bubbles", whose area is the number of examples; or "bars", one for each client with a part
         for each label, for at most 20 labels.
       title: by default the numbers of clients and examples.
-      most_clients: of more clients this many are drawn, at even distances of their index.
+      most_clients: largest number of clients that are drawn, at even distances of their index.
 
     Returns:
       The figure. A notebook shows it at the end of a cell, after `%matplotlib inline`.
 
     Raises:
       ImportError: matplotlib is missing; says what to install.
-      ValueError, TypeError: one line; names the argument, or the column that holds no labels.
+      ValueError, TypeError: names the argument, or the column that holds no labels.
     """
     check_installed("plot_partition", "matplotlib", "plot")
     from matplotlib.figure import Figure
@@ -83,10 +83,10 @@ def plot_partition(
 
 
 def label_counts(data: FederatedData, column: str = "label") -> tuple[np.ndarray, np.ndarray]:
-    """The labels that there are, ascending, and their examples, int `[clients, labels]`.
+    """The labels that occur, ascending, and their numbers of examples, int `[clients, labels]`.
 
     Raises:
-      TypeError, ValueError: no federated data, or a column that is missing or holds no labels.
+      TypeError, ValueError: not federated data, or a column that is missing or holds no labels.
     """
     if not isinstance(data, FederatedData):
         raise TypeError(f"data must be FederatedData, got {type(data).__name__}")
@@ -109,7 +109,7 @@ def label_counts(data: FederatedData, column: str = "label") -> tuple[np.ndarray
 def _draw_bubbles(
     axes: Axes, labels: np.ndarray, counts: np.ndarray, size: tuple[float, float]
 ) -> None:
-    """A bubble for each client and label; the largest may reach into those of the clients beside."""
+    """A bubble for each client and label; the largest may overlap those of neighbouring clients."""
     clients, label_indices = np.nonzero(counts)
     examples = counts[clients, label_indices]
     wide, high = (size[0] - 1.6) / len(counts), (size[1] - 1.2) / len(labels)  # inches
@@ -140,7 +140,7 @@ def _draw_bubbles(
 
 
 def _draw_bars(axes: Axes, labels: np.ndarray, counts: np.ndarray) -> None:
-    """A bar for each client, with the number of its examples of each label on each other."""
+    """A bar for each client, on which its numbers of examples of each label are stacked."""
     from matplotlib import colormaps
 
     palette = colormaps["tab10" if len(labels) <= 10 else "tab20"]
@@ -155,7 +155,7 @@ def _draw_bars(axes: Axes, labels: np.ndarray, counts: np.ndarray) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     handles, names = axes.get_legend_handles_labels()
     axes.legend(
-        handles[::-1],  # as the parts of a bar lie
+        handles[::-1],  # in the order in which the parts of a bar are stacked
         names[::-1],
         title="Label",
         loc="center left",

@@ -45,7 +45,7 @@ def parties_plot(
             curve.means,
             color=colour,
             marker=marker,
-            # Hollow markers where a colour is used a second time.
+            # Markers are hollow if a colour is used a second time.
             markerfacecolor="white" if number >= len(COLOURS) else colour,
             markersize=3.5,
             linewidth=1.4,

@@ -131,9 +131,9 @@ def _curves_plot(
     quantities: Sequence[tuple[str, str, str, float]],
     by_bytes: bool = False,
 ) -> "Figure":
-    """One row of panels per quantity (split, metric, label, factor), one column per model.
+    """A row of panels for each quantity (split, metric, label, factor), a column for each model.
 
-    With `by_bytes` the horizontal axis has megabytes exchanged in place of rounds.
+    With `by_bytes` the horizontal axis has megabytes exchanged instead of rounds.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -206,7 +206,7 @@ def _after_the_start(points: Curve, factor: float) -> list[float]:
 
 
 def _show_from(axis: "Axes", values: Sequence[float]) -> None:
-    """Leaves out the steep start of runs, where methods do not differ."""
+    """Limits the axis to these values and so hides the steep start, where methods do not differ."""
     if len(values) > 1 and max(values) > min(values):
         margin = 0.06 * (max(values) - min(values))
         low, high = axis.get_ylim()
@@ -268,7 +268,7 @@ def _spread_title(labels: Sequence[str]) -> str | None:
 
 
 def _per_label_plot(collection: Collection) -> "Figure | None":
-    """Heat map of the final accuracy on each label, a row per method and model."""
+    """Heat map of the final accuracy on each label, with a row for each method and model."""
     if not collection.splits:
         return None
     split = collection.splits[0]

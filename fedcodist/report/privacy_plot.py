@@ -24,9 +24,9 @@ class _Line(NamedTuple):
 
 
 def privacy_plot(collection: Collection) -> "Figure | None":
-    """Last accuracies by epsilon, a panel for each model; None where no run counts one.
+    """Final accuracies by epsilon, a panel for each model; None if no run has an epsilon.
 
-    Runs that differ in their privacy alone are one line. A run without noise is a dashed line.
+    Runs that differ only in their privacy are one line. A run without noise is a dashed line.
     """
     from matplotlib.figure import Figure
 
@@ -70,7 +70,7 @@ def privacy_plot(collection: Collection) -> "Figure | None":
 
 
 def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
-    """(settings but for privacy, model) -> line, of groups in which a run counts a finite epsilon."""
+    """(settings without privacy, model) -> line, for groups with a run of finite epsilon."""
     lines: dict[tuple[str, str], _Line] = {}
     for method in collection.methods:
         group = _settings_but_for_privacy(method)
@@ -81,7 +81,7 @@ def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
             last = 100 * measured.statistics[-1].mean
             epsilons, values, without_noise = lines.get((group, model), _Line([], [], None))
             epsilon = spent.statistics[-1].mean if spent.rounds else math.inf
-            if math.isfinite(epsilon):  # an infinite one, without noise, is recorded as no number
+            if math.isfinite(epsilon):  # it is infinite without noise
                 pairs = sorted([*zip(epsilons, values, strict=True), (epsilon, last)])
                 epsilons, values = map(list, zip(*pairs, strict=True))
             else:

@@ -1,4 +1,4 @@
-"""Runs on the same clients, ranked: quality, costs, and differences to a baseline within seeds."""
+"""Ranking of runs on the same clients: quality, costs, and differences to a baseline within seeds."""
 
 import math
 import statistics
@@ -22,23 +22,23 @@ class Entry(NamedTuple):
 
     Attributes:
       run, model: their names.
-      accuracies: accuracy or another metric, in % where it is a share, one per seed, after the last
-        round. NaN where undefined, such as precision where nothing was predicted.
-      seeds: their numbers, in the same order.
-      split: on which it was measured.
-      megabytes: sent and received by these clients in the whole run. They are all clients of the model's
-        pool, also where the pool is divided among several models; or the model's party. For a model that
+      accuracies: accuracy or another metric after the last round, one per seed; shares are in %. NaN if
+        undefined, such as precision without a prediction.
+      seeds: the seeds' numbers, in the same order.
+      split: the split on which it was measured.
+      megabytes: sent and received in the whole run by the model's clients. These are all clients of its
+        pool, even if the pool is divided among several models, or the model's party. For a model that
         parties share, they are all parties.
-      examples: that these clients trained on, counted as often as they were visited.
-      client_flops: of these clients; NaN where they are not counted.
-      server_flops: of the server.
-      seconds: of the whole run, all seeds.
-      seconds_per_round: of all seeds together, without compilation and evaluation; NaN where unknown.
+      examples: number that these clients trained on, each counted as often as it was visited.
+      client_flops: FLOPs of these clients; NaN if they are not counted.
+      server_flops: FLOPs of the server.
+      seconds: time of the whole run, all seeds.
+      seconds_per_round: of all seeds together, without compilation and evaluation; NaN if unknown.
       shared: for a personal model, the name of the model that clients share.
-      head: the auxiliary head that was measured; None for a model without heads, or its main head.
+      head: the auxiliary head that was measured; None for the main head, or a model without heads.
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
-      epsilon: of the client who paid most; infinite without noise, None where no method is private.
+      epsilon: the largest of any client; infinite without noise, None if no method is private.
     """
 
     run: str
@@ -76,16 +76,16 @@ def read_run(
     """All models of a finished run, on one split.
 
     Args:
-      name: what the run is called.
+      name: the run's name in the ranking.
       run: as `load_run` reads it.
-      metric: of the metrics lines.
-      split: such as `client_test`; the first of the final splits where not given.
+      metric: its name in metrics lines.
+      split: such as `client_test`; by default the first of the final splits.
 
     Raises:
       UnknownMetric: the run has no model with this metric.
       ValueError: the run is unfinished, was not measured on the split, or its files lack something.
     """
-    # Imported late because it imports JAX: a mistyped option is reported at once.
+    # Imported late because it imports JAX, so that a mistyped option is reported at once.
     from fedcodist.core.method import PARTIES
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
@@ -153,7 +153,7 @@ def read_run(
                     sum(work.clients[pool] for pool in pools),
                     work.server,
                     summary["seconds"],
-                    # Run folders of before have no such time.
+                    # Run folders of earlier versions do not have this time.
                     summary.get("seconds_per_round") or math.nan,
                     shared_of.get(model),
                     of_head,
@@ -165,7 +165,7 @@ def read_run(
         raise unknown_metric(metric, list(measured), name)
     if not of_parties:
         return entries
-    if [entry.model for entry in entries] == [PARTIES]:  # judged on examples of their own
+    if [entry.model for entry in entries] == [PARTIES]:  # each was evaluated on its own examples
         return [entries[0]._replace(model=ALL_PARTIES, num_models=len(examples))]
     heads = dict.fromkeys(entry.head for entry in entries)
     means = [_all_parties([e for e in entries if e.head == head], examples) for head in heads]
@@ -173,20 +173,20 @@ def read_run(
 
 
 def unknown_metric(metric: str, names: Sequence[str], run: str) -> UnknownMetric:
-    """The error that names the metrics there are."""
+    """The error, whose message lists the run's metrics."""
     return UnknownMetric(f"--metric must be one of {names} for {run}, got {metric!r}.")
 
 
 def read_methods(
     methods: Sequence[Method], metric: str = "accuracy", split: str | None = None
 ) -> tuple[list[Entry], list[ValueError]]:
-    """The models of all methods with finished runs, and why others are left out.
+    """The models of all methods with finished runs, and the reasons why others are left out.
 
-    Runs that differ only in their seed are one method. It has the name of its run, or a longer one where
-    several have the same.
+    Runs that differ only in their seed are one method. It has the name of its run, or a longer name if
+    several methods would have the same.
 
     Args:
-      methods: those that `collect` finds.
+      methods: from `collect`.
       metric, split: as in `read_run`.
 
     Raises:
@@ -200,7 +200,7 @@ def read_methods(
     without: list[ValueError] = []
     for name, method in zip(names, methods, strict=True):
         name = name if names.count(name) == 1 else method.label
-        # A run is a dictionary within, so it has no hash.
+        # A run contains dictionaries, so it has no hash.
         runs = {run.folder: run for run, _ in method.members}
         try:
             entries += _over_runs([read_run(name, run, metric, split) for run in runs.values()])
@@ -248,7 +248,7 @@ def ranked(
     models: Sequence[str] | None,
     metric: str = "accuracy",
 ) -> list[Entry]:
-    """The entries of the wanted models, the best first; those undefined in any seed are last.
+    """The entries of the wanted models, the best first; entries undefined for any seed are last.
 
     Raises:
       ValueError: no run has such a model.
@@ -273,10 +273,10 @@ def ranked(
 
 
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
-    """The difference to the baseline's model of the same name, or to its only one, within seeds.
+    """The difference to the baseline's model of the same name, or to its only model, within seeds.
 
-    None without such a model, where either is undefined, or where no seed is in both. The interval is
-    Student's t over the seeds' differences; with one seed there is no interval.
+    None if there is no such model, if either value is undefined, or if the runs have no common seed. The
+    interval is by Student's t over the seeds' differences; with one seed there is no interval.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
@@ -326,7 +326,7 @@ def _means(run: Run, metric: str) -> dict[str, float]:
     means = {}
     for model, by_round in values_of.items():
         before, weighted = 0, 0.0
-        # A line has the mean over the rounds since the line before.
+        # A metrics line has the mean over the rounds since the previous line.
         for round, values in sorted(by_round.items()):
             weighted += (round - before) * statistics.fmean(values)
             before = round

@@ -1,4 +1,4 @@
-"""A ranking as a table for a terminal, Markdown, JSON and a page, with what its numbers are."""
+"""A ranking as a table for a terminal, Markdown, JSON and a page, with notes on its numbers."""
 
 import json
 import math
@@ -28,7 +28,7 @@ class RankingTable(NamedTuple):
     Attributes:
       title: what is ranked.
       headings, rows: the first columns are text, the others numbers.
-      notes: what the numbers are, a sentence each.
+      notes: explanations of the numbers, a sentence each.
       values: the numbers themselves, for JSON.
     """
 
@@ -50,8 +50,8 @@ def ranking_table(
       entries: all that were read.
       metric: that is ranked.
     """
-    # Where the baseline has personal models, others are compared with these, unless its shared model
-    # is shown.
+    # If the baseline has personal models, others are compared with these, unless its shared model is
+    # shown.
     compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
     stood_for = {(entry.run, entry.model): entry for entry in entries}
     has_shared = any(entry.shared for entry in shown)
@@ -105,7 +105,7 @@ def for_terminal(table: RankingTable) -> Group:
     for index, heading in enumerate(table.headings):
         drawn.add_column(Text(heading), justify="left" if index < TEXT_COLUMNS else "right")
     for row in table.rows:
-        # As Text, because a run's name is not rich's markup.
+        # As Text, since rich would read brackets in a run's name as markup.
         drawn.add_row(*map(Text, row))
     return Group(drawn, *(Text(note) for note in table.notes))
 
@@ -210,7 +210,7 @@ def _short(seconds: float) -> str:
 def _values(
     entry: Entry, estimate: Difference | None, shared: Sequence[float] | None
 ) -> dict[str, Any]:
-    """A row's numbers. Unlike `Entry`, values by their general name: they may be of any metric."""
+    """A row's numbers for JSON. `Entry.accuracies` are called `values` there, since metrics differ."""
     return {
         "run": entry.run,
         "model": entry.model,
@@ -238,7 +238,7 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 
 def _finite(value: Any) -> Any:
-    """The same with ten digits, and without NaN and infinity, which JSON does not have."""
+    """The value with ten digits, and None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list):

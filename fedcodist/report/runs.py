@@ -33,9 +33,9 @@ class Run(NamedTuple):
 def load_run(folder: Path | str) -> Run:
     """Reads a run folder, whether the run is finished, still running or was killed.
 
-    Lines of `metrics.jsonl` that are no JSON objects are left out. They are noted, except the last line,
-    which a killed run may leave half-written. Where a resumed run evaluated a round twice, the later
-    line counts.
+    Lines of `metrics.jsonl` that are not JSON objects are left out and noted, except the last line,
+    which a killed run may leave half-written. If a resumed run evaluated a round twice, the later line
+    is used.
 
     Raises:
       ValueError: `folder` is not a run folder, or its `config.json` cannot be read.
@@ -77,11 +77,11 @@ def read_lines(
 
     Args:
       path: the file.
-      damaged: called with the number of every other line that is no JSON object, which is left out.
-        Without it such a line is an error.
+      damaged: called with the number of every other line that is not a JSON object; these lines are left
+        out. Without it such a line is an error.
 
     Raises:
-      ValueError: names the file, and the line that is no JSON object.
+      ValueError: names the file, and the line that is not a JSON object.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")

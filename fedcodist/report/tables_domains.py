@@ -45,12 +45,12 @@ class Cell(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change of accuracy since the round before a codistillation, a mean over codistillations per seed.
+    """Change of accuracy since the round before a codistillation, per seed, mean over codistillations.
 
     Attributes:
       at_once: right after the codistillation's round.
       later: `rounds` rounds later.
-      rounds: how many.
+      rounds: number of rounds until `later`.
     """
 
     at_once: list[float]

@@ -267,7 +267,7 @@ def _panels(count: int, height: float, per_row: int = 3) -> tuple[Any, list[Any]
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, 1 without matplotlib, or 2 for a mistake or without any result.
 
-    Folders without such a run, as that of centralised training, are named and left out.
+    Folders without such a run, such as one of centralised training, are named and left out.
     """
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, list[float]]]:
-    """party -> 'baseline', 'collaboration', and if it was run 'centralised' -> accuracy by seed.
+    """party -> 'baseline', 'collaboration' and, if it was run, 'centralised' -> accuracy per seed.
 
     Undefined values, such as the accuracy on no examples, are NaN.
     """
@@ -114,9 +114,10 @@ def plot(workdir: str | Path) -> Any:
 
 
 def table(parties: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Mean test accuracy over seeds in per cent: a line per party, and their mean.
+    """Mean test accuracy over seeds in per cent: a line per party, and a line with their mean.
 
-    Models of no party, such as DS-FL's server, have no phases before the rounds and no line.
+    Models that belong to no party, such as DS-FL's server, were not trained before the rounds and have
+    no line.
     """
     parties = {name: phases for name, phases in parties.items() if "baseline" in phases}
     columns = list(next(iter(parties.values())))

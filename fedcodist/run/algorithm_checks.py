@@ -1,4 +1,4 @@
-"""Checks by shape, before anything compiles, that an algorithm's functions fit together and the data."""
+"""Checks by shape, before anything compiles: an algorithm's functions fit each other and the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
       data: ResidentData or StreamedData.
 
     Returns:
-      A round's batches that may be padded, of networks whose batch statistics would count padding.
+      The batches of a round that may be padded although the network's batch statistics count padding.
 
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
@@ -101,7 +101,7 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
     try:
         result = jax.eval_shape(traced_once(algorithm.round), *arguments)
         return _three(result)
-    except (Promised, *MISFITS):  # traced again, for a message in our words
+    except (Promised, *MISFITS):  # traced again, for a message that names the function
         return traced(
             "algorithm.round",
             lambda *parts: _three(algorithm.round(*parts)),

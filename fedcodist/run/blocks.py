@@ -31,7 +31,7 @@ class Trained(NamedTuple):
     client_states: PyTree
 
 
-# (trained, first round, at most so many rounds) -> (trained, metric -> [seeds, rounds trained])
+# (trained, first round, largest number of rounds) -> (trained, metric -> [seeds, rounds trained])
 Train = Callable[[Trained, int, int], tuple[Trained, dict[str, np.ndarray]]]
 
 
@@ -48,10 +48,10 @@ def in_blocks(
 
     Args:
       programs: the experiment's.
-      data: resident data on the devices, or streamed data. With resident data there are many rounds per
-        dispatch, as many as take about two seconds. With streamed data there is one round per dispatch,
-        and `at_most` rounds. The first block has one round, with either kind, so that the end of
-        compilation is seen.
+      data: resident data on the devices, or streamed data. With resident data, a dispatch has as many
+        rounds as take about two seconds. With streamed data, it has one round, and a call trains
+        `at_most` rounds. With either kind the first block has one round, so that the end of compilation
+        is seen.
       rounds: of the whole run, so that streaming reads no further.
       mesh: the programs'.
       seeds: uint32 [seeds], on the devices.

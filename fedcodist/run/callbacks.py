@@ -1,24 +1,24 @@
-"""Callbacks: what looks at a run at every evaluation, and may stop it or keep a checkpoint of it.
+"""Callbacks look at a run at every evaluation; they may stop it or keep a checkpoint of it.
 
-A callback is a function of an evaluation's metrics lines, or an object that is called with them. What
-it wants besides it names among its parameters:
+A callback is a function of an evaluation's metrics lines, or an object that is called with them. It gets
+whatever else it names among its parameters:
 
     def callback(records, models, history): ...
 
 - `records`: the metrics lines of this evaluation, as in metrics.jsonl.
 - `models`: a function without arguments that returns model -> Variables, leaves [seeds, ...] on the
   host. Nothing is copied unless it is called. It can be called during the callback only.
-- `history`: all metrics lines of the run so far, these and those before a resume among them. A callback
-  that decides by them alone decides the same in a run that was interrupted.
+- `history`: all metrics lines of the run so far, including `records` and the lines from before a resume.
+  A callback that decides by them alone decides the same in a run that was interrupted.
 
 It returns a `Decision`, or anything else for none. An object may have these methods too:
 
-- `check(experiment)`: raises ValueError, one line, before anything compiles.
-- `start(config)`: whenever the run is started; its config, a dictionary that is empty without one.
-- `finish(summary)`: after the last round; what summary.json holds.
+- `check(experiment)`: called before anything compiles; raises ValueError with one line.
+- `start(config)`: called whenever the run is started; its config is a dictionary, empty without one.
+- `finish(summary)`: called after the last round with the content of summary.json.
 
-Callbacks are called in one process, and their decision holds in all. After a stop the final splits are
-evaluated, and callbacks get these metrics lines too.
+Callbacks are called in one process; their decision holds for all processes. After a stop the final
+splits are evaluated, and callbacks get these metrics lines too.
 """
 
 import inspect
@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     """What a callback asks of the run.
 
     Attributes:
-      stop: why the run shall end after this round, for its summary; empty where it goes on.
+      stop: why the run is to end after this round, for its summary; empty if it goes on.
       keep: whether this round's state is the best one so far. It is kept in `checkpoints/kept`, in place
         of what was kept before, and its models are those of `Outcome.kept`.
     """
@@ -56,7 +56,7 @@ def check_callbacks(callbacks: Any, experiment: Any) -> None:
 
 
 def start_callbacks(callbacks: Sequence[Callback], config: Mapping[str, Any] | None) -> None:
-    """Tells callbacks the run's config."""
+    """Passes the run's config to the callbacks."""
     for callback in callbacks:
         if hasattr(callback, "start"):
             callback.start(dict(config or {}))
@@ -75,10 +75,10 @@ def call_callbacks(
     models: Callable[[], Mapping[str, Any]],
     history: Sequence[Record],
 ) -> Decision:
-    """Calls all callbacks; their decisions are joined, and process 0's is that of all processes.
+    """Calls all callbacks and joins their decisions; all processes take the decision of process 0.
 
     Args:
-      callbacks: none in processes but the first.
+      callbacks: empty in all processes but the first.
       records, models, history: what callbacks get.
     """
     further = {"models": models, "history": history}

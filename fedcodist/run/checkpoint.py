@@ -1,9 +1,9 @@
 """Checkpoints: one file per round, complete or absent.
 
-A file is written under another name, flushed to the disk and then renamed. A process that is killed at
-any moment thus leaves the checkpoint before. Flax's serialisation is enough, since every process has the
-whole state: orbax's coordination of hosts is not needed. What `state` and `notes` hold is decided in
-`run/experiment.py`.
+A file is written under another name, flushed to the disk and then renamed. So a process that is killed
+at any moment leaves at least the previous checkpoint. Flax's serialisation is enough, since every
+process has the whole state: orbax's coordination of hosts is not needed. `run/experiment.py` decides
+what `state` and `notes` hold.
 """
 
 import hashlib
@@ -98,7 +98,8 @@ def load_checkpoint(folder: Path, like: PyTree, of_round: int | None = None) -> 
 def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
     """Moves damaged checkpoints, which `load_checkpoint` has skipped, to the folder 'damaged'.
 
-    Otherwise a run that continues from an earlier round would keep them in place of its checkpoints.
+    Otherwise a run that continues from an earlier round would keep the damaged files, which have later
+    rounds, and remove its own checkpoints.
 
     Args:
       folder: of the checkpoints.

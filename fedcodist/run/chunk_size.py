@@ -27,8 +27,8 @@ class ChunkSize(NamedTuple):
 
     Attributes:
       clients: number of clients that a device trains at once.
-      needed: bytes of a device that rounds of such chunks need, with data.
-      available: bytes of a device that they may use.
+      needed: bytes that rounds of such chunks, with their data, need on a device.
+      available: bytes that they may use there.
     """
 
     clients: int
@@ -45,8 +45,8 @@ def choose_chunk_size(
 ) -> ChunkSize:
     """Chooses the largest chunk whose rounds fit into the memory of every device.
 
-    Available are 90 % of the memory that JAX may use of an accelerator, or half of the machine's memory
-    divided by its devices. The machine's whole memory counts, not the memory that is free, so that the
+    On an accelerator, 90 % of the memory that JAX may use is available. On a CPU it is half of the
+    machine's memory, divided by its devices. The whole memory counts, not the free memory, so that the
     same command makes the same choice again.
 
     Args:
@@ -108,7 +108,7 @@ def largest_that_fits(
 def needed_bytes(experiment: Experiment) -> int | float:
     """Bytes of a device that an experiment's rounds and its evaluated data need.
 
-    Infinite where the compiler refuses the program for its size.
+    The number is infinite if the compiler refuses the program for its size.
 
     Raises:
       ValueError: names `chunk_size`, if the platform does not report memory.

@@ -53,7 +53,8 @@ def client_evaluation(
     """
     algorithm = experiment.algorithm
     is_streamed = isinstance(data, StreamedData)
-    # Test examples of every evaluation stay on the devices, those of the last one get there then.
+    # Test examples of all evaluations are on the devices from now on. Those of final splits are moved
+    # there for the last evaluation.
     readers = {name: _Reader(split, data, mesh) for name, split in experiment.client_splits.items()}
     sizes = {
         name: cohort.shape[-1]
@@ -93,11 +94,11 @@ def client_evaluation(
         """model -> metric -> [seeds, clients] of one pool or architecture on one split."""
         measured = measured_clients(split, algorithm, group)
         count = len(measured)
-        # Of streamed clients as many at once as take part in a round: these fit on the devices.
+        # As many streamed clients at once as take part in a round, since these fit on the devices.
         at_once = min(sizes.get(group, count), count) if is_streamed else count
         parts = []
         for done in range(0, count, at_once):
-            # All parts have one shape: the last one begins with clients who are measured already.
+            # All parts have one shape: the last one begins with clients that are measured already.
             start = min(done, count - at_once)
             part = measured[start : start + at_once]
             tested, trained = reader.cohorts(part, fine_tuned)
@@ -136,7 +137,7 @@ def client_evaluation(
 
 
 class ClientJudge:
-    """Judges clients when a run is evaluated, and keeps the newest result, in a file too.
+    """Evaluates clients when a run is evaluated, and keeps the newest result, also in a file.
 
     Args:
       evaluate: as `client_evaluation` returns it.
@@ -149,7 +150,7 @@ class ClientJudge:
         self._newest: ClientEvaluation | None = None
 
     def judged(self, trained: Trained, round: int, is_last: bool) -> ClientEvaluation:
-        """The result of a round, whose final splits and fine-tuned models come with the last one."""
+        """The result of a round. That of the last round includes final splits and fine-tuned models."""
         splits: Any = dict(self._experiment.client_splits)
         if is_last:
             splits |= self._experiment.final_client_splits
@@ -171,7 +172,7 @@ class _Reader:
     """Reads the test and the training examples of some clients of a split."""
 
     def __init__(self, split: ClientSplit, data: Source, mesh: Mesh | None):
-        # Data to read from have no clients without examples.
+        # `Source` cannot hold clients without examples.
         self._tested = np.flatnonzero(split.test.client_sizes)
         test = split.test.select(self._tested)
         self._split, self._data, self._mesh = split, data, mesh

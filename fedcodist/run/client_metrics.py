@@ -1,4 +1,4 @@
-"""What was measured of each client: metrics lines of its distribution, and the file clients.npz."""
+"""Metrics of each client: metrics lines of their distribution over clients, and the file clients.npz."""
 
 import os
 import zipfile
@@ -11,15 +11,15 @@ import numpy as np
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
 OVER_CLIENTS = ("_weighted", "_std", "_min", "_p10", "_worst_tenth")
-_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are no metrics
+_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are not metrics
 
 
 class ClientMetrics(NamedTuple):
-    """What was measured of one model on a split.
+    """The metrics of one model on a split, client by client.
 
     Attributes:
-      clients: int32 [clients], indices of those who were measured, ascending.
-      examples: int64 [clients], how many examples each was measured on.
+      clients: int32 [clients], indices of the measured clients, ascending.
+      examples: int64 [clients], number of each client's test examples.
       metrics: name -> [seeds, clients]; the loss is one of them.
     """
 

@@ -1,4 +1,4 @@
-"""Splits on which every client is judged on its own examples, and what is checked of them."""
+"""Splits with every client's own test examples, and their checks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ class ClientSplit(NamedTuple):
     Attributes:
       test: the examples. Clients are those of the experiment's data, in their order; clients without
         examples are not measured. `train_test_within_clients` makes such data.
-      train: for clients who take no part in training: their examples for personalising the models
-        before they are measured, of the same clients as `test`. None where `test` has the
-        experiment's own clients.
+      train: examples of the same clients as `test`, if these take no part in the run's training. Models
+        are personalised on them before they are measured. None where `test` has the experiment's own
+        clients.
     """
 
     test: FederatedData
@@ -26,7 +26,7 @@ class ClientSplit(NamedTuple):
 
 
 def checked_client_splits(argument: str, client_splits: Any) -> dict[str, ClientSplit]:
-    """The splits by name, FederatedData as the ClientSplit of the experiment's own clients.
+    """The splits by name; FederatedData becomes a ClientSplit of the experiment's own clients.
 
     Raises:
       ValueError, TypeError: names the split that is not allowed.
@@ -89,7 +89,7 @@ def measured_clients(split: ClientSplit, algorithm: FederatedAlgorithm, group: s
 
 
 def all_splits(experiment: Any) -> dict[str, FederatedData]:
-    """All examples on which an experiment's models are evaluated, or trained before, by name."""
+    """All examples on which an experiment's models are evaluated, or personalised before, by name."""
     client_splits = {**experiment.client_splits, **experiment.final_client_splits}
     tests = {name: split.test for name, split in client_splits.items()}
     unseen = {
@@ -101,7 +101,7 @@ def all_splits(experiment: Any) -> dict[str, FederatedData]:
 
 
 def _with_place(experiment: Any) -> Iterator[tuple[str, str, ClientSplit]]:
-    """(where it stands, its name, the split) of every client split."""
+    """(field of the experiment, name, split) of every client split."""
     for argument in ("client_splits", "final_client_splits"):
         for name, split in getattr(experiment, argument).items():
             yield f"{argument}[{name!r}]", name, split

@@ -1,10 +1,10 @@
-"""What a function does with whole columns of data, read from its jaxpr: nothing is computed.
+"""What a function does with whole columns of data. This is read from its jaxpr; nothing is computed.
 
 A label chooses one of a network's outputs, a token one row of a table. JAX gives no error when such an
 index is too large or negative: a gather returns the last entry, the first, or NaN, and a one-hot vector
-is zero. So columns are followed through a program to where they index an axis. Only operations that keep
-their values, or shift them by a constant, are followed. Others (clipping, modulo, replacing where
-negative) are not.
+is zero. So columns are followed through a program to the places where they index an axis. Operations
+that keep values, or shift them by a constant, are followed. Others (clipping, modulo, replacing negative
+values) are not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -196,15 +196,16 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
 
 def _look_up(equation: Any, shape: tuple[int, ...], index: Followed, uses: Uses) -> None:
     numbers = equation.params["dimension_numbers"]
-    # mode='clip' is the user's wish, unless the index is wrapped: vmap gives plain indexing this mode.
+    # mode='clip' is what the user asked for, unless the index is wrapped: vmap gives plain indexing this
+    # mode.
     is_clipped = equation.params["mode"] == jax.lax.GatherScatterMode.CLIP
     if is_clipped and not index.is_wrapped:
         return
     axes = getattr(numbers, "start_index_map", None)
     if axes is None:
         axes = numbers.scatter_dims_to_operand_dims
-    # With several indices (x[rows, label]) it is not known which one is the column, so the longest axis
-    # counts.
+    # With several indices (x[rows, label]) it is unknown which of them is the column, so the longest
+    # axis is checked.
     entries = max((shape[axis] for axis in axes), default=None)
     if entries is not None:
         for column, shift in index.columns:

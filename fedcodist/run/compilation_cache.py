@@ -17,11 +17,11 @@ _MOST_WAITS = 60
 
 
 def cache_compilations() -> None:
-    """Keeps programs that are compiled from now on, on disk for the next start.
+    """Stores programs that are compiled from now on, on disk for the next start.
 
-    Keeps to the user's folder (JAX_COMPILATION_CACHE_DIR), and does nothing where JAX's cache is off.
-    Every kind of processor has its folder, since another kind may lack some instructions. Of the
-    processes of one machine the first compiles, and the others take its programs.
+    A folder set by the user (JAX_COMPILATION_CACHE_DIR) is used, and nothing is done if JAX's cache is
+    off. Every kind of processor has its own folder, since another kind may lack some instructions. On
+    one machine the first process compiles, and the others take its programs.
     """
     import jax
 
@@ -85,7 +85,7 @@ def _compile_in_the_first_process(settings: Any) -> None:
         hash_topology, hash_devices = keys._hash_accelerator_config, keys._hash_devices
         share, compile_alone = private._compile_and_share_module, private._compile_and_write_cache
         read = private._cache_read
-        # JAX before 0.11 does not ask for callbacks, of which there are none here.
+        # In JAX before 0.11 `read` has no argument for callbacks.
         asked = len(inspect.signature(read).parameters)
 
         def hash_alike(hashed: Any, devices: Any) -> None:

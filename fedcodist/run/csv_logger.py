@@ -1,4 +1,4 @@
-"""All scalars of a run as one table, `metrics.csv` in its folder, a row per value."""
+"""All scalars of a run in one table, `metrics.csv` in its folder, with a table row per value."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ class CSVLogger:
         if not self._is_new:
             self._write("a", records)
             return
-        # A start that was killed may have written rounds that are trained again.
+        # An earlier start that was killed may have written rounds that are now trained again.
         self._write("w", history)
         self._is_new = False
 

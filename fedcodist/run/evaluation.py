@@ -170,7 +170,7 @@ def _statistics(model: Model) -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def _of(name: str) -> Callable[[Any, Any], Any]:
-    """A statistic that is computed already, once for all its means: a language model's is expensive."""
+    """A statistic that was computed before, once for all of its means, since some are expensive."""
     return lambda computed, batch: computed[name]
 
 

@@ -97,16 +97,16 @@ class Experiment(NamedTuple):
       seeds_loop: 'map' for one seed after another inside the program, 'vmap' for all at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
-      start: the state before the first round, leaves [seeds, ...], such as an earlier phase's last one;
-        that of `algorithm.init` where not given.
+      start: the state before the first round, leaves [seeds, ...], such as the last state of an earlier
+        phase; by default that of `algorithm.init`.
       evaluate_also: further rounds that are evaluated, such as those around a codistillation.
-      evaluate_clients: the number of a pool's clients, evenly spread over it, whose personal models are
-        evaluated on `splits`, such as FedKD's teachers; all where there are fewer.
-      client_splits: name -> ClientSplit, or FederatedData of each client's own examples. In every
-        evaluation the models that clients would use are measured on them, and in the last one
-        also after further local training, where the method tells the two apart.
+      evaluate_clients: how many clients of a pool, evenly spread over it, have their personal models,
+        such as FedKD's teachers, evaluated on `splits`; all if the pool has fewer.
+      client_splits: name -> ClientSplit, or FederatedData of each client's own examples. Every
+        evaluation measures on them the models that clients would use. The last one also measures models
+        after further local training, where the method has such fine-tuned models.
       final_client_splits: the same, but measured after the last round only: clients' test examples.
-      privacy: at which delta private methods' epsilon is counted, and how large it may become; the
+      privacy: the delta at which private methods' epsilon is counted, and the largest epsilon; the
         defaults of PrivacyBudget where not given.
     """
 
@@ -179,15 +179,15 @@ def run_experiment(
       plan: how the run is executed. A run continues under another plan, or with another jaxlib,
         precision or kind of device, only with `change_plan`.
       change_plan: see plan.
-      callbacks: called with the metrics lines of every evaluation, for other loggers; they may stop the
-        run or keep its best models: see `fedcodist.run.callbacks`. A run that was stopped is finished:
-        started again, it stays so.
+      callbacks: called with the metrics lines of every evaluation, such as loggers; they may stop the
+        run or keep its best models: see `fedcodist.run.callbacks`. A run that a callback stopped is
+        finished and does not continue when it is started again.
       show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
       programs: those of an earlier call that differed only in seeds and in the floats of
         `algorithm.hyper`; built and compiled where not given.
-      prepared: what else the run depends on: checksums of the data's prepared folders, and descriptions
-        of code that a config refers to. A run continues only with the same ones.
+      prepared: checksums of the data's prepared folders, and descriptions of code that a config refers
+        to. A run continues only if they are the same.
 
     Raises:
       ValueError, TypeError: names a setting or argument that is not allowed, before anything compiles.
@@ -344,7 +344,7 @@ def _run(
 def _placed(
     experiment: Experiment, mesh: Mesh | None
 ) -> tuple[ResidentData | StreamedData, HostClientStates | None]:
-    """(the clients' data, resident ones on the devices; client states on the host for streamed ones)."""
+    """(clients' data, on the devices if resident; client states on the host if data are streamed)."""
     if isinstance(experiment.data, StreamedData):
         states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
         return experiment.data, states
@@ -370,9 +370,9 @@ def _kept(
     records: Sequence[Record],
     last_round: int,
 ) -> tuple[Kept | None, dict[str, Any] | None]:
-    """(Kept, its models' metrics, those of final splits among them), or (None, None).
+    """(Kept, metrics of its models, also on final splits), or (None, None).
 
-    States of clients on the host are the kept ones afterwards.
+    Afterwards the states of clients on the host are the kept ones.
     """
     like = _whole_shapes(
         trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
@@ -400,7 +400,7 @@ def _seeds(experiment: Experiment) -> np.ndarray:
 def _print_final(
     name: str, experiment: Experiment, summary: Mapping[str, Any], was_finished: bool
 ) -> None:
-    """Prints the final metrics: of the test data, or without any of the split that was followed."""
+    """Prints the final metrics on the test data or, without any, on the split of all evaluations."""
     splits = list(experiment.final_splits) or list(experiment.splits)[:1]
     state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
     if "stopped" in summary:
@@ -735,7 +735,8 @@ def _check_finite(
     round: int, history: Mapping[str, np.ndarray], seeds: np.ndarray, algorithm: FederatedAlgorithm
 ) -> None:
     """Raises TrainingDiverged that names the first pool, in the first round, that was not finite."""
-    # Within a round, clients' updates come before the models made of them, which may be other pools'.
+    # In a round, clients' updates are checked before the models made of them, which may be of other
+    # pools.
     bad = [
         (index, pool, seed)
         for metric in FINITE

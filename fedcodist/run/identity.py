@@ -1,9 +1,9 @@
 """The identity of a run: its data, its settings, and its functions as far as they can be named.
 
-A run folder has it in environment.json, so that an edited script does not continue the run of the script
-before. Data have a digest. Functions have their names, the content of their closures and, if the user
-wrote them, the constants and names in their code. These are the same in every process and, for nearly
-all code, in every version of Python.
+A run folder stores it in environment.json, so that an edited script does not continue the run of its
+earlier version. Data are described by a digest. Functions are described by their names, the content of
+their closures and, if the user wrote them, the constants and names in their code. These are the same in
+every process and, for nearly all code, in every version of Python.
 """
 
 import dataclasses
@@ -137,7 +137,7 @@ def identity_of(
 
 
 def described(path: str, value: Any) -> dict[str, Any]:
-    """JSON values by path: what a value is made of, a function's code and constants among it."""
+    """JSON values by path: what a value is made of, including functions' code and constants."""
     description = _Description()
     description.add(path, value)
     return description.entries
@@ -211,7 +211,7 @@ def _columns(columns: Mapping[str, Any]) -> dict[str, str]:
 class _Description:
     """A description, path -> JSON value, of a value, its closures and their contents.
 
-    A value that occurs again is described by its first path. Objects that are no dataclasses are
+    A value that occurs again is described by its first path. Objects that are not dataclasses are
     described by their class and their public attributes.
     """
 
@@ -351,7 +351,7 @@ def _key(key: Any) -> str:
 
 
 def _name(named: Any) -> str:
-    """A function's or a class's name; of a library's, with the package but without the module."""
+    """The name of a function or class; in libraries, with the package but without the module."""
     name = getattr(named, "__qualname__", type(named).__qualname__)
     if not _is_library(named):
         return name

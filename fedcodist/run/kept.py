@@ -13,10 +13,10 @@ PyTree = Any
 
 
 class KeptState:
-    """One whole state: in memory, and from the run's next checkpoint on in the folder `kept` beside it.
+    """One whole state, in memory and, from the run's next checkpoint on, in the folder `kept` beside it.
 
-    Written with the checkpoint, it is never of a round that a resumed run has not trained yet. The one
-    before stays in the folder too, for a run that is killed between the two files.
+    It is written together with a checkpoint, so a resumed run never finds a state of a later round. The
+    previous state stays in the folder too, in case the run is killed between the two files.
 
     Args:
       checkpoints: the run's folder of checkpoints; None keeps in memory only.

@@ -1,8 +1,8 @@
 """Starts an experiment as one process or several, and starts it again if XLA aborts it.
 
 On a CPU there is one process per core, with one device and one thread, joined by `jax.distributed`.
-This is the fastest layout, and a safe one. Several virtual devices in one process share a pool of
-threads, where a collective that waits can starve the one it waits for. The program is the same as on
+This layout is the fastest, and it is safe. Several virtual devices in one process would share a pool of
+threads, in which a waiting collective can block the one that it waits for. The program is the same as on
 many machines, where every machine's command starts one process (`supervise_host`).
 """
 
@@ -30,7 +30,7 @@ _JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
 _RESUME = "the same command on all machines goes on from the last checkpoint"
-# A killed process is mostly noticed at once, when its connections close; a lost machine is not.
+# A killed process is mostly noticed at once, since its connections close; a lost machine is not.
 _SECONDS_WITHOUT_HEARTBEAT = 30
 _SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -217,7 +217,7 @@ def leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if _JOINED in os.environ and status != DISCONNECTED:
-        # All processes print a user's error: if the coordinator ended at once, the others would abort.
+        # All processes print a user's error; if the coordinator ended at once, the others would abort.
         time.sleep(1)
     os._exit(status)
 
@@ -379,7 +379,7 @@ def _start_local(
 
 
 def _wait(children: Sequence[subprocess.Popen]) -> int:
-    """The exit status of a run: 0, an error's, or minus the signal that stopped a process."""
+    """The exit status of a run: 0, that of an error, or minus the signal that stopped a process."""
     while True:
         codes = [child.poll() for child in children]
         if all(code == 0 for code in codes):
@@ -387,8 +387,8 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
         if any(codes):
             break
         time.sleep(0.02)
-    # The user sees the first process's output, so it gets time to print what is wrong, which is mostly
-    # the same in all. A signal that stopped one process makes others fail too.
+    # The user sees the output of the first process, so it gets time to print its error, which is mostly
+    # that of all. If a signal stopped one process, others fail too.
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline and any(child.poll() is None for child in children):
         if children[0].poll() == USER_ERROR:
@@ -440,8 +440,8 @@ def _connect_on_loopback() -> None:
 def _connect_devices() -> None:
     """Connects processes and devices now.
 
-    On a CPU all must connect within 30 s. Later, a process that still compiles while another has its
-    programs from the disk may take longer than that.
+    On a CPU all must connect within 30 s. Later this could take too long: one process may still compile
+    while another has read its programs from the disk.
     """
     import jax
     import numpy as np

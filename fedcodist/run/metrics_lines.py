@@ -9,7 +9,7 @@ from fedcodist.core.model import Variables, parameter_count
 from fedcodist.run.client_metrics import spread
 
 Record = dict[str, Any]
-# The keys of a metrics line that are no metrics.
+# The keys of a metrics line that are not metrics.
 WHAT_IS_MEASURED = ("round", "model", "split", "seed")
 # Metrics of a round: whether a pool's updates are finite, and whether its model after the round is.
 FINITE = ("finite", "finite_model")
@@ -108,8 +108,8 @@ def summary_of(
       seconds: run time, summed over all starts of the run.
       seconds_per_round: of all seeds together, without compilation and evaluation; None if no round
         was timed.
-      last_round: the experiment's rounds, or the one in which a callback has stopped the run.
-      stopped: why it has; empty where none has.
+      last_round: the experiment's rounds, or the round in which a callback stopped the run.
+      stopped: why it was stopped; empty if it was not.
     """
     return {
         "algorithm": experiment.algorithm.name,
@@ -140,7 +140,7 @@ def summary_of(
 
 
 def final_metrics(records: Iterable[Record], round: int) -> dict[str, Any]:
-    """Model -> split -> metric -> its value of each seed, of the evaluation in a round."""
+    """Model -> split -> metric -> one value per seed, of the evaluation after a round."""
     final: dict[str, Any] = {}
     for record in records:
         if record["round"] == round and "loss" in record:
@@ -168,7 +168,7 @@ def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int
 def over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Means over clients of personal models' metrics [seeds, clients, ...], and `<metric>_per_client`.
 
-    A mean is over the models for which the metric is defined. The loss is defined for all.
+    A mean is over the models for which the metric is defined; the loss is defined for all.
     """
     overall = {name: values for name, values in metrics.items() if not name.endswith("_per_client")}
     per_client = {

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# Of more models than these, a line has the mean and the extremes.
+# For more models than these, a line shows the mean and the extremes.
 _MOST_MODELS = 6
 _METRICS = ("accuracy", "loss")
 

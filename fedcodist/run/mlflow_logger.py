@@ -1,8 +1,8 @@
 """MLflow: one run per seed, in the experiment that has the config's name.
 
-Where the user has set a tracking URI, as MLFLOW_TRACKING_URI or in Python, runs go there; else into a
-file store, `mlruns/` in the run folder, which `mlflow ui --backend-store-uri FOLDER/mlruns` shows. A
-run that is resumed goes on in the same runs.
+If the user has set a tracking URI, as MLFLOW_TRACKING_URI or in Python, runs are logged there. Otherwise
+they are logged to a file store, `mlruns/` in the run folder, which
+`mlflow ui --backend-store-uri FOLDER/mlruns` shows. A resumed run continues the same MLflow runs.
 """
 
 import os
@@ -35,11 +35,11 @@ class MLflowLogger:
         self._seeds: set[int] = set()
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Opens the store, so that one that cannot be reached is found before training."""
+        """Opens the store, so that an unreachable store is noticed before training."""
         self._config, uri = dict(config), None
         if not self._mlflow.is_tracking_uri_set():
             uri = (self._workdir / "mlruns").resolve().as_uri()
-            # Without it newer versions refuse the one store that needs neither server nor database.
+            # Otherwise newer versions refuse the only store that needs neither server nor database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         name = str(config.get("name") or "fedcodist")
         try:

@@ -27,8 +27,8 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
       filled: the result of `check_algorithm` for it.
 
     Raises:
-      ValueError, TypeError: names the model and the split, if a loss or metric is not one number per
-        example; or says whose batches are padded, if a network's batch statistics would count padding.
+      ValueError, TypeError: a loss or metric is not one number per example; the message names the model
+        and the split. Or a network's batch statistics would count padding; it names the padded batches.
     """
     algorithm = experiment.algorithm
     state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -40,7 +40,7 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
 def _predictors(
     algorithm: FederatedAlgorithm, state: PyTree
 ) -> Iterator[tuple[str, tuple[Predictor, Variables]]]:
-    """Name -> predictor and the shapes of one model's Variables, of personal models too."""
+    """Name -> predictor and the shapes of one model's Variables, including personal models."""
     for name, predictor in algorithm.predictors.items():
         variables = jax.eval_shape(predictor.variables, state)
         if predictor.members:

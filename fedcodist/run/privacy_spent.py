@@ -1,6 +1,6 @@
-"""A run's epsilon: in metrics lines and the summary, and the end of a run whose budget is spent.
+"""A run's epsilon in metrics lines and the summary, and the end of a run whose budget is spent.
 
-Epsilon is a function of the round alone, so a resumed run goes on counting where it was.
+Epsilon is a function of the round alone, so a resumed run continues with the correct value.
 """
 
 import math
@@ -19,7 +19,7 @@ from fedcodist.run.metrics_lines import Record
 
 
 class PrivacyMeter:
-    """Counts what the rounds of a run cost; nothing where no method is private.
+    """Counts the epsilon of a run's rounds; does nothing if no method is private.
 
     Attributes:
       last_round: the last round that the budget allows, at most the run's.
@@ -33,7 +33,7 @@ class PrivacyMeter:
         self.last_round = rounds_within(pools, rounds, self._budget) if pools else rounds
 
     def with_epsilon(self, round: int, records: Sequence[Record]) -> list[Record]:
-        """The metrics lines with `epsilon`, that of the client who has paid most; null if infinite."""
+        """The metrics lines with `epsilon`, the largest of any client; null if infinite."""
         if not self._pools:
             return list(records)
         epsilon = _as_json(spent(self._pools, round, self._budget).epsilon)
@@ -50,7 +50,7 @@ class PrivacyMeter:
         )
 
     def summary(self, round: int) -> dict[str, Any]:
-        """The part `privacy` of summary.json; nothing where no method is private."""
+        """The part `privacy` of summary.json; empty if no method is private."""
         if not self._pools:
             return {}
         spending = spent(self._pools, round, self._budget)

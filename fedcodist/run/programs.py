@@ -1,8 +1,8 @@
 """The compiled programs of an experiment: initialise, train many rounds, evaluate.
 
 A whole round, with sampling and reading, runs inside one `shard_map` over the mesh axis `clients`.
-Arguments and results are replicated. Only of streamed cohorts every device has just its clients'
-examples. On one device there is no mesh.
+Arguments and results are replicated, except the examples of streamed cohorts: every device has only
+those of its own clients. On one device there is no mesh.
 """
 
 import functools
@@ -109,7 +109,7 @@ def own_devices(mesh: Mesh | None) -> list[int]:
 def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
     """Puts streamed inputs [seeds, ...] on the devices.
 
-    They are replicated, except the examples of cohorts. These were gathered for `own_devices`, and every
+    They are replicated, except the examples of cohorts: these were gathered for `own_devices`, and every
     device gets its part.
     """
     if mesh is None:
@@ -152,8 +152,8 @@ def build_programs(
       seeds_loop: 'map' trains seeds one after another inside the program, 'vmap' at once.
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch, on the device; must not be random.
-      hyper_per_seed: whether `train` takes leaves of `hyper` with a leading axis [S], such as the
-        settings of a tuner's trials, which then are trained at once.
+      hyper_per_seed: whether `train` takes leaves of `hyper` with a leading axis [S]. A tuner then
+        trains several trials at once, each with its own settings.
     """
     axis = None if mesh is None else AXIS
     loops: dict[str, _OverSeeds] = {"map": _map_seeds, "vmap": jax.vmap}
@@ -189,7 +189,8 @@ def build_programs(
         return jax.jit(function if mesh is None else dealt, **options)
 
     return Programs(
-        # It runs once and is fast. With less optimisation it compiles in half the time to the same bits.
+        # `init` runs once and is fast. With less optimisation it compiles in half the time, and its
+        # results have the same bits.
         init=compiled(init, compiler_options={"xla_backend_optimization_level": 1}),
         train=compiled(train, donate_argnums=(0, 1)),
         train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
@@ -303,7 +304,8 @@ def _training(
 def stacked_metrics(metrics: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
     """Metrics of one shape and type as one array, [..., metrics], by their names.
 
-    A thousand parties have thousands of metrics, which a loop carries much faster together.
+    A thousand parties have thousands of metrics, and a loop carries one array much faster than
+    thousands.
     """
     alike: dict[Any, list[str]] = {}
     for name, value in metrics.items():
@@ -421,7 +423,7 @@ def _evaluation(
 def _of_one_network(
     predictors: Mapping[str, Predictor], variables: Mapping[str, PyTree]
 ) -> list[list[str]]:
-    """The predictors' names, those together that differ in their variables' values alone."""
+    """The predictors' names, grouped by predictors that differ only in the values of their variables."""
     groups: list[list[str]] = []
     for name, predictor in predictors.items():
         for names in groups:

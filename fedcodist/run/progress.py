@@ -36,11 +36,12 @@ def progress(
 ) -> Iterator[Show]:
     """Shows the progress of an experiment, and yields the function that updates the display.
 
-    A terminal gets a live bar. Until the first rounds are done it says "compiling" and since when.
-    Anything else (a file, a CI log) gets plain lines: one that says "compiling", then at most one every
-    two seconds, and the last one. Speed and time left do not count compilation: they start at the first
-    call with new rounds, and again at the first with metrics. `metrics` is a text that says of which
-    split it is, as `metrics_text` writes it. A call without one keeps the last one and names its round.
+    A terminal gets a live bar. Until the first rounds are done, it shows "compiling" and the time so
+    far. Anything else (a file, a CI log) gets plain lines: one that says "compiling", then at most one
+    every two seconds, and the last one. Speed and time left do not count compilation: they start at the
+    first call with new rounds, and again at the first call with metrics. `metrics` is a text that names
+    its split, as `metrics_text` writes it. A call without metrics keeps the last text and adds its
+    round.
 
     Args:
       name: shown first.
@@ -97,7 +98,7 @@ class _State:
         self.metrics, self.measured_at = "", start_round
         self.clock = clock
         self.started = clock()
-        # Round and time after which, as far as is known, nothing compiles any more.
+        # Round and time after which, as far as we know, nothing compiles any more.
         self.first: tuple[int, float] | None = None
         self.has_evaluated = False
         self.last: tuple[int, float] = (start_round, self.started)
@@ -114,7 +115,7 @@ class _State:
             self.metrics, self.measured_at = metrics, round
 
     def compiles(self) -> bool:
-        """Whether no round is done yet: a program with its first round takes as long as it compiles."""
+        """Whether no round is done yet; the first round's time is mostly that of compilation."""
         return self.first is None and not self.finished()
 
     def rounds_per_second(self) -> float | None:
@@ -150,7 +151,7 @@ class _State:
         return "" if left is None else f"ETA {duration(left)}"
 
     def metrics_text(self) -> str:
-        """The last metrics, with their round where it is not the one that is shown."""
+        """The last metrics, with their round if it is not the current one."""
         if not self.metrics or self.measured_at == self.round:
             return self.metrics
         return f"{self.metrics} (round {self.measured_at})"
@@ -186,7 +187,7 @@ class _Lines:
         self.pending = False
 
     def print_compiling(self) -> None:
-        """The only line that says so: the later ones have numbers."""
+        """Prints the line "compiling"; later lines show rounds and speed."""
         self._print(f"{self.state.name}  compiling")
 
     def show(self, round: int, metrics: str = "") -> None:

@@ -21,12 +21,12 @@ from fedcodist.run.identity import Identity, first_difference
 
 try:
     import fcntl
-except ImportError:  # Windows lacks it: a second process in a folder is then not noticed
+except ImportError:  # Windows lacks it; there, a second process in a folder is not noticed
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
 PHASES = "phases"  # run folders of the phases before a run's first round
-# Files that a start which was killed at once may leave.
+# Files that a start may leave if it is killed at once.
 _BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
 # Keys that the plans of older run folders lack, where they are not compared.
 _ADDED_LATER = ("seeds_loop", "execution")
@@ -80,13 +80,13 @@ class RunFolder:
             an earlier version, which has none, gets this one.
 
         Raises:
-          RunFolderError: another process uses the folder; config.json or the identity is another
-            experiment's; or the plan differs, so that bits would, without `change_plan`.
+          RunFolderError: another process uses the folder; its config or identity is that of another
+            experiment; or the plan differs, which would change bits of results, without `change_plan`.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"run folder {self.path} is a file.")
         names = {path.name for path in self.path.glob("*")}
-        # Checked before the lock, whose file must not get into a folder that is no run's.
+        # Checked before locking, so that no lock file is written into a folder that is not a run folder.
         if "config.json" not in names and not all(map(_is_beginning, names)):
             raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
         self._take_lock()
@@ -107,7 +107,7 @@ class RunFolder:
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
-            # The first start's environment stays; that of each later start is added.
+            # The environment of the first start stays; that of each later start is added.
             resumed = first.get("resumed", [])
             resumed = [*(resumed if isinstance(resumed, list) else []), environment]
             environment = {**first, "plan": plan, "resumed": resumed}
@@ -126,7 +126,7 @@ class RunFolder:
                 difference = identity.difference(theirs, to_grow=True)
             else:
                 difference = identity.difference(theirs)
-        # Settings first, since other differences may follow from them.
+        # Settings are compared first, since other differences may follow from them.
         if difference := first_difference(before, config) or difference:
             raise RunFolderError(
                 f"run folder {self.path} belongs to another config: {difference}. "
@@ -134,7 +134,7 @@ class RunFolder:
             )
 
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Raises RunFolderError if the plan differs, or the machine or JAX of the last start does."""
+        """Raises RunFolderError if the plan, the machine or JAX differs from that of the last start."""
         resumed = before.get("resumed")
         last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
@@ -195,7 +195,7 @@ class RunFolder:
         """All metrics lines of metrics.jsonl, each of which must have the keys `names`.
 
         Raises:
-          RunFolderError: the file cannot be read, or names a line that is no metrics line.
+          RunFolderError: the file cannot be read, or one of its lines is not a metrics line.
         """
         if not self.metrics.exists():
             return []

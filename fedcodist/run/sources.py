@@ -110,9 +110,9 @@ def resident_data(
 class StreamedData:
     """Data that stays on the host, in memory or memory-mapped; each round's examples are gathered.
 
-    The same selections read the same examples in the same order as from `ResidentData`. The next round's
-    examples are gathered while the device works on the current one. Of memory-mapped columns no more
-    than a round's examples are in memory.
+    A selection reads the same examples in the same order as from `ResidentData`. The next round's
+    examples are gathered while the device works on the current round. Of memory-mapped columns, only the
+    examples of these rounds are in memory.
 
     Args:
       federated: the clients' examples.

@@ -1,6 +1,6 @@
 """Callbacks that look at one metric: `StopEarly` ends a run, `KeepBest` keeps its best models.
 
-Both decide by all metrics lines up to an evaluation, so an interrupted run decides as one that was not.
+Both decide by all metrics lines up to an evaluation, so an interrupted run makes the same decisions.
 """
 
 import math
@@ -15,18 +15,18 @@ from fedcodist.run.metrics_lines import Record
 
 
 class StopEarly(NamedTuple):
-    """Ends a run when a metric has not improved for some evaluations.
+    """Ends a run if a metric has not improved for several evaluations.
 
     The metric is a mean over seeds, and over all models that have it where `model` names none. Seeds are
     trained together, so they stop together.
 
     Attributes:
-      split: one of the experiment's `splits`; final splits are not looked at before the end.
+      split: one of the experiment's `splits`; final splits are not evaluated before the end.
       metric: as in metrics lines, such as "accuracy" or "loss".
-      patience: evaluations without an improvement after which the run ends.
-      min_delta: what the metric must change by, from the best value before, to count as an improvement.
-      model: whose metric; None for the mean of all models'.
-      smaller_is_better: None where that is so of losses only, metrics with "loss" in their name.
+      patience: number of evaluations without an improvement after which the run ends.
+      min_delta: how much the metric must differ from the best value so far to count as an improvement.
+      model: the model whose metric is used; None for the mean over all models.
+      smaller_is_better: with None, only of metrics with "loss" in their name.
     """
 
     split: str = "held_out"
@@ -59,7 +59,7 @@ class StopEarly(NamedTuple):
 
 
 class KeepBest(NamedTuple):
-    """Keeps the models, and the whole state, of the best round by a metric; of equal ones the first.
+    """Keeps the models, and the whole state, of the round with the best metric, the first of equal ones.
 
     The final splits are evaluated with the kept models too, once, after the last round: see `kept` of
     `Outcome` and of summary.json.
@@ -104,7 +104,7 @@ def _check_names(watched: StopEarly | KeepBest, experiment: Any) -> None:
 
 
 def _scores(watched: StopEarly | KeepBest, history: Sequence[Record]) -> dict[int, float]:
-    """Round -> the metric, larger is better; minus infinity where a model's or a seed's is undefined."""
+    """Round -> the metric, larger is better; minus infinity if it is undefined for a model or seed."""
     values: dict[int, list[float]] = {}
     for record in history:
         if record["split"] == watched.split and watched.model in (None, record["model"]):

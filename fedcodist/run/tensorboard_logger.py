@@ -24,7 +24,7 @@ class TensorBoardLogger:
         for record in records:
             seed = record["seed"]
             if seed not in self._writers:
-                # Not before the first metrics line: a run that is refused must not change its folder.
+                # Opened only with the first metrics line: a refused run must not change its folder.
                 self._writers[seed] = self._make(seed)
             for tag, value in scalars(record).items():
                 self._writers[seed].add_scalar(tag, value, record["round"])

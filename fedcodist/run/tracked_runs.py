@@ -1,4 +1,4 @@
-"""What loggers to a service share: the identifiers of their runs, one per seed, and final metrics."""
+"""Shared code of loggers to services: identifiers of their runs, one per seed, and final metrics."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ class LoggerError(RuntimeError):
 
 
 class TrackedRuns:
-    """Seed -> identifier of its run, in a file, so that a resumed run goes on in the same ones."""
+    """Seed -> identifier of its run, in a file, so that a resumed run continues the same ones."""
 
     def __init__(self, path: Path):
         self._path = path

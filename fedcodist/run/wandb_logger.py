@@ -1,8 +1,8 @@
-"""Weights & Biases: one run per seed, which the run folder's name groups.
+"""Weights & Biases: one run per seed, in a group with the run folder's name.
 
-Environment variables such as WANDB_MODE=offline and WANDB_PROJECT are the package's own; without the
-latter the project is the config's name. Files lie in `wandb/` of the run folder. A run that is resumed
-goes on in the same runs there.
+Environment variables such as WANDB_MODE=offline and WANDB_PROJECT are read by the package; by default
+the project has the config's name. Files are in `wandb/` of the run folder. A resumed run continues the
+same W&B runs.
 """
 
 import os
@@ -68,6 +68,6 @@ class WandbLogger:
                 raise LoggerError(
                     f"loggers 'wandb': {error} WANDB_MODE=offline logs without an account."
                 ) from error
-            # Rounds that a resumed run trains again are logged again, which steps would refuse.
+            # A resumed run may train and log rounds again; W&B's own steps cannot go back.
             self._runs[seed].define_metric("*", step_metric="round")
         return self._runs[seed]

@@ -1,4 +1,4 @@
-"""Additive attention with one learnt query: NAML's way to make one vector of many (Wu et al., 2019)."""
+"""Additive attention with one learnt query, which pools many vectors, as in NAML (Wu et al., 2019)."""
 
 import flax.linen as nn
 import jax

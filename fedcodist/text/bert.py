@@ -218,7 +218,7 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
 def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
     """The model with fixed embedding tables, those of a given encoder, which are no longer parameters.
 
-    So they are not trained, sent or stored by clients, but are part of the program of all, as in FedKD.
+    So clients do not train, send or store the tables; they are constants of the program, as in FedKD.
     The embeddings' normalisation is trained.
 
     Args:

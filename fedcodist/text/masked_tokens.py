@@ -55,8 +55,8 @@ def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess
     [MASK], 10 % any token but padding, and 10 % stay. Draws depend only on the key and the sentence's
     position in the batch.
 
-    The batch's 'tokens' then have tokens hidden. 'places' int32 [batch, hidden] are the hidden places,
-    -1 for none. 'label' int32 [batch, hidden] are the tokens there, 0 for none.
+    In the result, 'tokens' has these replacements. 'places' int32 [batch, hidden] has the hidden places,
+    -1 for none. 'label' int32 [batch, hidden] has the original tokens there, 0 for none.
 
     Args:
       vocabulary: of the tokens.

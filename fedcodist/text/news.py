@@ -41,7 +41,7 @@ def news_recommender(
       width: of the vectors of news and users.
       queries: width of the queries that pool tokens and news.
       dropout: rate for the encoder's output in training.
-      candidates: number in training: the clicked one and those that were not.
+      candidates: number in training: the clicked one and the others.
 
     Raises:
       ValueError, TypeError: a size below 1, or a rate outside of 0 to 1.

@@ -4,8 +4,8 @@ In training the label is int [batch], the position of the only clicked candidate
 [batch, candidates]: 1 for clicked candidates, 0 for others, -1 for padding. `check_experiment` checks
 that the data have no other values.
 
-Candidates with equal scores are in random order: every metric is its mean over all orders. So equal
-scores for all gain nothing from the order of candidates.
+Candidates with equal scores count as randomly ordered: every metric is its mean over all their orders.
+So a model that gives all candidates the same score gains nothing from the order of the data.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Trials that are trained at once: one program with a leading axis of trials.
 
-An accelerator has room for many small models. All trials have the seed of the experiment and differ in
-the algorithm's traced floats. None is pruned.
+An accelerator has room for many small models. All trials have the experiment's seed and differ only in
+the algorithm's traced floats. No trial is pruned.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def programs_at_once(experiment: Experiment) -> Programs:
     """The programs of `accuracies_at_once`; nothing compiles yet.
 
     Raises:
-      ValueError: names what keeps trials from being trained at once.
+      ValueError: names the setting that prevents training several trials at once.
     """
     if not isinstance(experiment.data, ResidentData):
         raise ValueError("--at_once needs data on the device: execution.stream must be False.")

@@ -1,9 +1,9 @@
 """A tuning study in an SQLite file that workers on one machine share.
 
 Concurrent writers of SQLite may fail instead of waiting, so workers take turns: a worker that uses the
-study holds byte 0 of a lock file beside it. Every worker also holds another byte of that file as long as
-it lives. The operating system releases it however the process ends. So the end of a worker is known at
-once, whereas Optuna's heartbeats need a grace period.
+study locks byte 0 of a lock file beside it. Every worker also locks its own byte of that file as long as
+it lives. The operating system releases this lock however the process ends. So other workers notice the
+end of a worker at once, whereas Optuna's heartbeats need a grace period.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class Worker:
-    """This process's place among those that share a study; make one per process and study file.
+    """This process as one of several that share a study; make one object per process and study file.
 
     It has the only handle of the lock file: closing any other would release all locks of the process.
     """
@@ -78,14 +78,14 @@ class Worker:
 
 
 class Plan(NamedTuple):
-    """What a study tunes, and how.
+    """The settings of a study.
 
     Attributes:
       storage: the SQLite file.
       name: the study's name in it.
       settings: flat settings of the experiment without the tuned ones; the same for the whole study.
       space: the search space; the same for the whole study.
-      determined_by: what else the trials' results depend on, as JSON: data and code of one's own.
+      determined_by: other things on which the trials' results depend, as JSON: a user's data and code.
       first: values of the first trial by dimension; missing ones are drawn.
       trials: finished and pruned trials that the study is to have.
       seed: of the sampler.
@@ -140,7 +140,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
                 )
             study.enqueue_trial(dict(plan.first), skip_if_exists=True)
-            # Set last: a study that was interrupted before is made again.
+            # Set last, so that a study whose creation was interrupted is made again.
             study.set_user_attr("made_of", guarded)
         elif difference := _difference(made, guarded):
             raise ValueError(
@@ -216,7 +216,7 @@ def finish(
     reason: str | None,
     compilations: int,
 ) -> None:
-    """Records how a trial ended, why, and how often its worker had compiled by then."""
+    """Records how and why a trial ended, and how often its worker has compiled so far."""
     with worker.turn():
         if reason is not None:
             trial.set_user_attr("reason", reason)
@@ -267,7 +267,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
 
 
 def _method(config: Mapping[str, Any]) -> str:
-    """The name of the server's method, or where the server takes means that of the clients' method."""
+    """The name of the server's method, or of the clients' method if the server takes means."""
     name = config["algorithm.name"]
     return config.get("training.method", name) if name == BASELINE else name
 
@@ -288,7 +288,7 @@ def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
 def _fail_abandoned(study: optuna.Study, worker: Worker) -> None:
     """Fails the trials of workers that have ended, and puts their values first in the queue."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        # A trial without a worker comes from a turn that was not finished.
+        # A trial without a worker is left by a worker that ended in its turn.
         owner = trial.user_attrs.get("worker")
         if owner is None or not worker.is_alive(owner["number"]):
             study.tell(trial.number, state=TrialState.FAIL)
@@ -312,7 +312,7 @@ def _sampler(study: optuna.Study, plan: Plan) -> optuna.samplers.TPESampler:
 
 def _pruner(plan: Plan) -> optuna.pruners.BasePruner:
     if plan.pruner == "median":
-        # Five whole trials to compare with; a quarter of the rounds for slow starters.
+        # Five whole trials come first, for comparison; slow starters get a quarter of the rounds.
         return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=plan.rounds // 4)
     if plan.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(plan.every, plan.rounds, reduction_factor=3)
@@ -326,7 +326,7 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    # The space comes first: a setting that only one study tunes is missing in the other's config.
+    # The space is compared first: a setting that only one study tunes is missing in the other's config.
     for part, text in (("space", "another search space"), ("config", "another config")):
         for name in [*theirs[part], *ours[part]]:
             left, right = (side[part].get(name, "nothing") for side in (theirs, ours))

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 PyTree = Any
 HyperOf = Callable[[ConfigDict], PyTree]  # a trial's config -> its algorithm's traced floats
-# File descriptor by which the first worker says that the study is open.
+# File descriptor on which the first worker reports that the study is open.
 _READY = "FEDCODIST_TUNE_READY"
-# The first of these splits that the data have gives a trial its value.
+# A trial's value is measured on the first of these splits that the data have.
 _HELD_OUT = ("held_out", "validation")
 # Settings that a trial does not depend on and may not change.
 _NOT_SETTINGS = (
@@ -176,7 +176,7 @@ def _start(
     return child_processes.start(
         program,
         env=environment,
-        # Nothing is written to it. Its end tells a worker that this process has ended.
+        # Nothing is written to this pipe. A worker notices by its end that this process has ended.
         stdin=subprocess.PIPE,
         pass_fds=() if ready is None else (ready,),
     )
@@ -227,7 +227,7 @@ def _write(output: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _work(values: flags.FlagValues) -> int:
-    """Does one worker's part of the study; returns its exit status."""
+    """Does one worker's part of the study; returns the exit status."""
     rank, count = int(os.environ[launch.RANK]), int(os.environ[launch.COUNT])
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
@@ -291,8 +291,7 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
 
     Returns:
       (Experiment, hyper_of). `hyper_of` maps a trial's config to its algorithm's traced floats. The data
-        are
-      loaded once for all trials.
+      are loaded once for all trials.
     """
     from fedcodist.config.algorithm import build_algorithm
     from fedcodist.config.config_errors import as_settings
@@ -410,7 +409,7 @@ def run_trials_at_once(
 ) -> tuple[collections.Counter, int]:
     """As `run_trials`, with `at_once` trials in one program, `at_once.programs_at_once(experiment)`.
 
-    Where fewer trials are left than that, the last ones are trained several times: a program of fewer
+    If fewer trials are left, the last ones are trained several times, since a program for fewer trials
     would have to be compiled.
     """
     import jax
@@ -466,7 +465,7 @@ def _run_trial(
     try:
         run_experiment(experiment, programs=programs, callbacks=[judge], show_progress=False)
     except (optuna.TrialPruned, TrainingDiverged) as error:
-        # The sampler learns from pruned trials, but not from failed ones.
+        # Marked as pruned, since the sampler learns from pruned trials but not from failed ones.
         return None, studies.TrialState.PRUNED, str(error)
     return value, studies.TrialState.COMPLETE, None
 
@@ -497,7 +496,7 @@ def _compilations(programs: "Programs") -> int:
 
 def _end_with_the_supervisor() -> None:
     def wait() -> None:
-        # The lock of sys.stdin would be held while the interpreter ends.
+        # Reads from the descriptor: sys.stdin's lock would still be held while the interpreter ends.
         os.read(0, 1)
         os._exit(1)
 

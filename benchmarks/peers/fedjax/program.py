@@ -36,8 +36,8 @@ def measure(arguments) -> None:
     jax.config.update("jax_enable_x64", arguments.double)
     fedjax.set_for_each_client_backend("pmap" if arguments.processes > 1 else "jit")
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
-    # Devices must have batches of one shape; the jit backend compiles for each and wastes nothing. Of
-    # the LSTM, which it unrolls, that would take minutes, and the last batch is one of 20.
+    # Devices must have batches of one shape. The jit backend compiles for each shape, without padding.
+    # For the LSTM, which is unrolled, this would take minutes, to save the padding of one batch in 20.
     one_shape = arguments.processes > 1 or isinstance(inputs.pool.network, work.LanguageNetwork)
     padded = one_shape and bool(np.any(np.diff(inputs.offsets) % work.BATCH))
     first, second = work.SERVER_BETAS
@@ -63,7 +63,7 @@ def measure(arguments) -> None:
                 for client, key in zip(next(cohorts), keys, strict=True)
             ]
             state, _ = algorithm.apply(state, clients)
-            # With this JAX an axis of the devices is left, which Haiku refuses in the next round.
+            # With this version of JAX an axis of devices remains, which Haiku refuses in the next round.
             state = jax.tree.map(lambda x, own: x.reshape(own.shape), state, shapes)
         jax.block_until_ready(state.params)
 
@@ -77,14 +77,14 @@ def measure(arguments) -> None:
 
 
 def make_model(network: work.Network | work.LanguageNetwork):
-    """FedJAX's own model of text; of images a workload's network as its models are written."""
+    """FedJAX's own model of text; for images a workload's network, written like FedJAX's models."""
     import fedjax
     import haiku as hk
     import jax
     import numpy as np
 
     if isinstance(network, work.LanguageNetwork):
-        jax.numpy.NINF = -np.inf  # which JAX no longer has, and this model uses
+        jax.numpy.NINF = -np.inf  # this model uses it, and JAX no longer has it
         return fedjax.models.stackoverflow.create_lstm_model(
             network.vocabulary - 4,
             network.embedding,
@@ -117,7 +117,7 @@ def make_model(network: work.Network | work.LanguageNetwork):
 
 
 def client_dataset(inputs: work.Inputs, client: int, padded: bool):
-    """A client's examples, which FedJAX's algorithm gets in order, each once."""
+    """A client's examples, which FedJAX's algorithm visits in order, each once."""
     import fedjax
 
     rows = inputs.rows_of(client)
@@ -143,7 +143,7 @@ def own_weights(inputs: work.Inputs):
     for name, value in inputs.pool.weights.items():
         layer, leaf = _own_name(inputs.pool.network, name)
         own = params.setdefault(layer, {})
-        # Haiku has an LSTM's two kernels as one; the common layout names that of its inputs first.
+        # Haiku joins an LSTM's two kernels; in the common layout the kernel of inputs comes first.
         own[leaf] = jnp.concatenate([own[leaf], value]) if leaf in own else jnp.asarray(value)
     return params
 
@@ -167,7 +167,7 @@ def _own_name(network: work.Network | work.LanguageNetwork, name: str) -> tuple[
     layer, leaf = name.split("/")
     leaf = {"vectors": "embeddings", "bias": "b"}.get(leaf, "w")
     if isinstance(network, work.LanguageNetwork):
-        # FedJAX gives its layers no names, so Haiku numbers those of a kind.
+        # FedJAX does not name its layers, so Haiku numbers the layers of each kind.
         numbered = lambda kind, index: f"{kind}_{index}" if index else kind
         names = {"embedding": "embed", "output": numbered("linear", network.layers)}
         for index in range(network.layers):

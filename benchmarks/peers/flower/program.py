@@ -37,8 +37,8 @@ def main() -> int:
     run_simulation(
         server_app=app,
         client_app=client_app.app,
-        # As many nodes as a round has clients: each is told whose examples it has. A node per
-        # client would only be more for Flower to look through.
+        # As many nodes as a round has clients; messages tell each node its client. With a node per
+        # client Flower would only have more nodes to search.
         num_supernodes=work.WORKLOADS[arguments.workload].cohort,
         backend_config={
             "init_args": {"num_cpus": arguments.processes},
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def run_server(grid, arguments):
-    """Runs all rounds; returns when their parts ended and the peak memory."""
+    """Runs all rounds; returns the times at which their parts ended, and the peak memory."""
     if arguments.double:
         torch.set_default_dtype(torch.float64)
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
@@ -84,9 +84,9 @@ def run_server(grid, arguments):
 
 
 class ServerAdam(FedAvg):
-    """Flower's FedAvg with given cohorts, its mean consumed by Adam.
+    """Flower's FedAvg with given cohorts, whose mean is a gradient for Adam.
 
-    Flower's own FedAdam has another bias correction and places epsilon elsewhere.
+    Flower's own FedAdam has another bias correction and another place for epsilon.
     """
 
     def __init__(self, network, cohorts, arguments):
@@ -129,7 +129,7 @@ class ServerAdam(FedAvg):
     def updated(self, step, mean):
         """Adam's step on the difference between the weights sent and the mean returned.
 
-        What is not trained, such as batch statistics, becomes the mean.
+        Arrays that are not trained, such as batch statistics, become the mean.
         """
         (beta1, beta2), result = work.SERVER_BETAS, dict(mean)
         for name in self.trained:

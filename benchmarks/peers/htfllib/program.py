@@ -1,18 +1,19 @@
-"""HtFLlib's own clients and servers on the workloads htfl_*; its code is not here.
+"""HtFLlib's own clients and servers on the workloads htfl_*; its code is not in this repository.
 
     git clone https://github.com/TsingZ0/HtFLlib
     git -C HtFLlib checkout e959261d906f40377410bc4d9d13ba3f6af56782
     export HTFLLIB=$PWD/HtFLlib
 
-A round is one of its server's `train`. Its clients are loaded from files and saved to files in every
-round, as it does. Weights and examples are put where it reads them. Not its own are:
+A round is a round of its server's `train`. As in HtFLlib, clients are loaded from files and saved to
+files in every round. Weights and examples are written where HtFLlib reads them. These are the
+differences:
 
-- Evaluation, before every round, is left out, here and in the other programs.
-- FML's divergence has fixed targets and is a mean over examples, as in its paper. Its own is a mean over
-  logits too, and its gradient passes through both networks twice, which takes longer.
-- FD's regulariser is the divergence between softmaxes, with the label's mean logits as the target. Its
-  own takes these logits for probabilities.
-- torchvision is not needed: the networks are of its own files.
+- HtFLlib evaluates before every round. This is left out, here and in the other programs.
+- FML's divergence has fixed targets and is a mean over examples, as in its paper. HtFLlib's is a mean
+  over logits too, and its gradient passes through both networks twice, which takes longer.
+- FD's regulariser is the divergence between softmaxes, with the label's mean logits as the target.
+  HtFLlib uses these logits as probabilities.
+- torchvision is not needed: the networks are those of HtFLlib's own files.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from peers import workload as work
 
 FOLDER = "HTFLLIB"  # the environment variable
 COMMIT = "e959261d906f40377410bc4d9d13ba3f6af56782"
-# Of the files that are read, in their order: see `checksum`.
+# SHA-256 of the files that are read, in their order: see `checksum`.
 CHECKSUM = "3767cce1b4aea908a2dddf53723d2d055067deaa658fd1ba8156026d03d204e4"
 READ = (
     "system/flcore/clients/client[!k]*.py",
@@ -51,7 +52,7 @@ SERVERS = {
     "fed_proto": ("serverproto", "FedProto"),
 }
 DATA = "benchmark"  # the data set's folder
-TEST_EXAMPLES = 10  # nobody looks at them
+TEST_EXAMPLES = 10  # not used
 
 
 def main() -> int:
@@ -67,7 +68,7 @@ def main() -> int:
         torch.set_default_dtype(torch.float64)
     inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
     with tempfile.TemporaryDirectory() as place, quiet():
-        # It reads ../dataset, and writes its clients beside itself.
+        # HtFLlib reads ../dataset and writes its clients into the current folder.
         (Path(place) / "system").mkdir()
         os.chdir(Path(place) / "system")
         write_examples(inputs)
@@ -77,7 +78,7 @@ def main() -> int:
         def train(count):
             nonlocal rounds
             for _ in range(count):
-                # For comparing weights the first rounds have orders of their own, as in the file.
+                # The first rounds have the orders in the file, so that weights can be compared.
                 if arguments.save_weights and 0 < rounds < work.HTFL_ORDERS:
                     write_examples(inputs, rounds)
                 federation.train_round()
@@ -98,7 +99,7 @@ def main() -> int:
 
 
 def htfllib() -> Path:
-    """The checkout, whose modules can be imported afterwards; ends the program where there is none."""
+    """The checkout, whose modules can be imported afterwards; ends the program if there is none."""
     folder = Path(os.environ.get(FOLDER) or "nowhere")
     if not (folder / "system" / "flcore").is_dir():
         said = f"{FOLDER} must be a checkout of github.com/TsingZ0/HtFLlib, got {folder}."
@@ -110,7 +111,7 @@ def htfllib() -> Path:
             file=sys.stderr,
         )
         raise SystemExit(2)
-    # Whole models are loaded, which newer versions of PyTorch refuse by default.
+    # HtFLlib loads whole models, which newer versions of PyTorch refuse by default.
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     sys.modules.setdefault("torchvision", types.ModuleType("torchvision"))
     sys.path.insert(0, str(folder / "system"))
@@ -148,19 +149,19 @@ class Federation:
         if method == "lg_fed_avg":
             head = self._load(self.server.clients[0], "model").head
             self.files.save_item(head, self.server.role, "head", self.server.save_folder_name)
-        # Only the rounds are wanted of `train`: no evaluation, and no results at its end.
+        # Of `train`, only the rounds are needed: no evaluation, and no results at its end.
         self.server.evaluate = lambda: self.server.rs_test_acc.append(0.0)
         self.server.save_results = lambda: None
-        self.server.global_rounds = 0  # it trains one more
+        self.server.global_rounds = 0  # the server trains one more round than this
 
     def train_round(self) -> None:
         """Trains a round as its server does."""
-        self.server.Budget = [0.0]  # it takes the mean over all but the first at the end
+        self.server.Budget = [0.0]  # at the end the server takes the mean over all but the first
         self.server.train()
         self.server.rs_test_acc.clear()
 
     def weights(self) -> dict[str, dict[str, np.ndarray]]:
-        """All clients' weights in the common layout, and the meme's; heads as they are sent next."""
+        """The weights of all clients and the meme in the common layout; heads as they are sent next."""
         found = {}
         for client, name in zip(self.server.clients, self.names, strict=True):
             if hasattr(
@@ -178,7 +179,7 @@ class Federation:
         return self.files.load_item(owner.role, item, owner.save_folder_name)
 
     def _start(self, owner, item: str, pool: work.Pool) -> None:
-        """Gives a model that lies in a file the weights of the inputs."""
+        """Gives a model in a file the weights of the inputs."""
         model = self._load(owner, item)
         with torch.no_grad():
             for name, tensor in tensors(model, pool.network).items():
@@ -192,7 +193,7 @@ class Federation:
 
 
 def settings(method: str, networks) -> types.SimpleNamespace:
-    """What its command line would say."""
+    """The settings that HtFLlib's command line would give."""
     made = {"cnn": "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"}
     models = [made.get(n.kind, f"{n.kind}(num_classes=args.num_classes)") for n in networks]
     return types.SimpleNamespace(
@@ -276,7 +277,7 @@ def common_weights(model: torch.nn.Module, network: work.HtFLNetwork) -> dict[st
 
 
 def flattened(name: str) -> tuple[int, ...]:
-    """The shape of what is flattened before a layer, or ()."""
+    """The shape of the array that is flattened before a layer, or ()."""
     return (5, 5, 64) if name.startswith("dense/") else ()
 
 
@@ -286,20 +287,20 @@ def divergence(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def cross_entropy_or_divergence(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Of labels the cross-entropy, of logits KL(softmax(target) || softmax(logits))."""
+    """Cross-entropy for targets that are labels; KL(softmax(target) || softmax(logits)) for logits."""
     if target.is_floating_point():
         return divergence(logits.log_softmax(1), target.softmax(1))
     return torch.nn.functional.cross_entropy(logits, target)
 
 
 def in_double(module, inputs):
-    """Its examples are always float32."""
+    """Casts inputs to float64, since HtFLlib's examples are always float32."""
     return tuple(each.double() for each in inputs)
 
 
 @contextlib.contextmanager
 def quiet():
-    """It prints in every round."""
+    """Discards what HtFLlib prints in every round."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 

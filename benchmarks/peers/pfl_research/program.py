@@ -15,7 +15,7 @@ STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 
 def main() -> int:
-    """Starts several processes where they are asked for, and measures."""
+    """Measures, in several processes if the arguments say so."""
     arguments = measuring.parse_arguments(__doc__, accelerated=True)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if arguments.accelerator else "cpu"
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def measure(arguments) -> None:
-    """Trains and reports; imports join the processes, so they are made only here."""
+    """Trains and reports. The imports are made only here, since they join the processes."""
     import torch
     from peers import torch_device, torch_networks
     from pfl.aggregate.simulate import SimulatedBackend
@@ -68,7 +68,7 @@ def measure(arguments) -> None:
     cohort = work.WORKLOADS[inputs.workload].cohort
     started = torch_device.clock()
     FederatedAveraging().run(
-        # The first round is evaluated whatever the frequency; it is not timed.
+        # The first round is evaluated with any frequency; it is not timed.
         NNAlgorithmParams(rounds, rounds, cohort, val_cohort_size=0),
         SimulatedBackend(data, None, [WeightByDatapoints()]),
         model,
@@ -92,7 +92,7 @@ def measure(arguments) -> None:
 
 
 def make_network(network: work.Network | work.LanguageNetwork):
-    """A workload's network with the two methods that pfl-research asks of a module."""
+    """A workload's network with the two methods that pfl-research requires of a module."""
     import torch
     from peers import torch_networks
     from pfl.metrics import Weighted

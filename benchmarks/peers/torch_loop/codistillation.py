@@ -7,9 +7,9 @@ from peers import workload as work
 
 
 def distill(models, batches):
-    """Students start from the models and learn from them, frozen; every model is evaluated once.
+    """Students start from the models and learn from the frozen models; each is evaluated once per batch.
 
-    A student's target is the other model's prediction, and a share of its own at the start.
+    A student's target is the other model's prediction, mixed with a share of its own initial prediction.
 
     Args:
       models: name -> network, two.
@@ -41,7 +41,7 @@ def distill(models, batches):
 
 
 def merge(model, student) -> None:
-    """Mixes the way to the student, as long as the gradient, into the model's gradient."""
+    """Mixes the difference to the student, scaled to the gradient's norm, into the model's gradient."""
     parameters = list(model.parameters())
     with torch.no_grad():
         ways = [p - own for p, own in zip(parameters, student.parameters(), strict=True)]

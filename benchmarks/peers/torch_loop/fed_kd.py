@@ -1,4 +1,4 @@
-"""FedKD in PyTorch (Wu et al., 2022), clients one by one; students' changes travel by exact SVD."""
+"""FedKD in PyTorch (Wu et al., 2022), clients one by one; students' changes are sent by exact SVD."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from peers import workload as work
 
 
 class Client:
-    """A client's teacher, its copy of the student, maps W^h, and optimizers, which go on."""
+    """A client's teacher, its copy of the student, maps W^h, and optimizers that last over rounds."""
 
     def __init__(self, pools):
         self.teacher, self.student = (
@@ -29,7 +29,7 @@ class Client:
 
 
 class Federation:
-    """The student that all have, and every client."""
+    """The shared student, and every client."""
 
     def __init__(self, pools, clients: int):
         self.student = make_network(pools[work.STUDENT])
@@ -72,7 +72,7 @@ class Federation:
 
 
 def train(client, images, labels) -> None:
-    """One epoch of mini-batches of teacher and student together, in the order of the rows."""
+    """One epoch of mini-batches of teacher and student together, in the order of the examples."""
     for batch, own in zip(images.split(work.BATCH), labels.split(work.BATCH), strict=True):
         loss = losses(
             with_layers(client.teacher, batch), with_layers(client.student, batch), client.maps, own
@@ -85,11 +85,11 @@ def train(client, images, labels) -> None:
 
 
 def losses(teacher, student, maps, labels) -> torch.Tensor:
-    """L_t + L_s, in each of which the other model is a fixed target.
+    """L_t + L_s; in each of them the other model is a fixed target.
 
     Args:
       teacher, student: (logits, hidden states).
-      maps: W^h of each layer; the teacher's.
+      maps: W^h of each layer, which belong to the teacher.
       labels: [batch].
     """
     cross_entropy = torch.nn.functional.cross_entropy
@@ -112,7 +112,7 @@ def divergence(target, logits) -> torch.Tensor:
 
 
 def distance(own, other, maps) -> torch.Tensor:
-    """The mean squared distance of the teacher's hidden states from W^h times the student's, summed."""
+    """The mean squared distance of the teacher's hidden states to W^h times the student's, summed."""
     return sum(
         torch.nn.functional.mse_loss(state @ each, target)
         for target, state, each in zip(own, other, maps, strict=True)
@@ -120,9 +120,10 @@ def distance(own, other, maps) -> torch.Tensor:
 
 
 def compressed(change: torch.Tensor, share: float) -> torch.Tensor:
-    """What is restored of the fewest singular vectors with a share of the energy.
+    """The tensor restored from the fewest singular vectors that have a share of its energy.
 
-    Where they are no fewer numbers than the tensor it is sent as it is, as vectors are.
+    It is sent whole if the factors have as many entries as the tensor or more; vectors are sent whole
+    too.
     """
     if change.ndim < 2:
         return change
@@ -149,7 +150,7 @@ def with_layers(network: torch_networks.Network, images) -> tuple[torch.Tensor, 
 
 
 def make_network(pool: work.Pool) -> torch_networks.Network:
-    """A pool's network with its weights of the file."""
+    """A pool's network with its weights from the file."""
     network = torch_networks.make_network(pool.network)
     torch_networks.load_weights(network, pool.weights)
     return network

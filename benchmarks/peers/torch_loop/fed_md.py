@@ -6,7 +6,7 @@ from peers import workload as work
 
 
 class Party:
-    """A party's network, and its two optimizers, which go on over all rounds."""
+    """A party's network, and its two optimizers, which last over all rounds."""
 
     def __init__(self, pool: work.Pool):
         self.network = torch_networks.make_network(pool.network)
@@ -22,9 +22,9 @@ def collaborate(parties, images, private, orders) -> None:
 
     Args:
       parties: Party by name.
-      images: public ones of this round.
+      images: the public images of this round.
       private: name -> (images, labels).
-      orders: name -> positions of public and of private images as they are visited, [one epoch].
+      orders: name -> positions of public and of private images in the order of visits, [one epoch].
     """
     with torch.no_grad():
         logits = [_answers(party.network.eval(), images) for party in parties.values()]

@@ -7,10 +7,10 @@ from peers import workload as work
 
 
 def teach(models, batches) -> None:
-    """Trains the first model towards the mean logits of all, as they are before.
+    """Trains the first model towards the mean logits of all models, with their weights before.
 
-    The divergence is at a temperature on both sides, and multiplied by its square. The student's batch
-    statistics are those of each batch, the teachers' are the running ones.
+    The divergence has a temperature on both sides and is multiplied by its square. The student uses the
+    statistics of each batch, the teachers their running averages.
 
     Args:
       models: networks, the student first.

@@ -9,7 +9,7 @@ from peers import workload as work
 
 
 class Client:
-    """A client's network, its optimizer, and its pool of old checkpoints, the neighbours' first."""
+    """A client's network, its optimizer, and its buffer of checkpoints, at first the neighbours'."""
 
     def __init__(self, pool: work.Pool):
         self.network = torch_networks.make_network(pool.network)
@@ -21,7 +21,7 @@ class Client:
 
 
 def exchange(clients, orders, round) -> None:
-    """Fills pools before the first round, and else puts one fresh checkpoint into each.
+    """Fills buffers before the first round; later it puts one new checkpoint into each.
 
     Args:
       clients: Client by name, in their order.
@@ -46,8 +46,8 @@ def train(client, private, public, orders, round) -> None:
       client: Client.
       private: (images, labels).
       public: images.
-      orders: purpose -> array: rows of the private and of the public batch of each step, and which
-        entry of the pool teaches.
+      orders: purpose -> array: indices of the private and the public examples of each step, and the
+        entry of the checkpoint buffer that teaches.
       round: counted from 0, for the learning rate.
     """
     images, labels = private
@@ -77,7 +77,9 @@ def _apart(own, teacher):
 
 
 def _taught(own, teacher):
-    """Cross-entropy of each auxiliary head from the surer head before it, the teacher's or its own.
+    """Cross-entropy of each auxiliary head to the previous head, the teacher's or its own.
+
+    Of these two heads, the more confident one is the target.
 
     Args:
       own, teacher: logits [batch, 1 + heads, classes].

@@ -1,4 +1,4 @@
-"""A straightforward PyTorch loop, clients one by one; the reference for what a round computes."""
+"""A straightforward PyTorch loop, clients one by one; the reference for the results of a round."""
 
 import copy
 import sys
@@ -15,13 +15,13 @@ from fed_sdd import teach
 from peers import measuring, torch_device, torch_networks
 from peers import workload as work
 
-ROWS = ("digest", "revisit", "private", "public")  # orders that are of images
+ROWS = ("digest", "revisit", "private", "public")  # orders that are indices of images
 
 
 class Server:
-    """A pool's model: `network` at the server, `trained` for its clients to train.
+    """A pool's model: `network` is the server's, `trained` the copy that its clients train.
 
-    With `plain` the server takes the clients' mean, and Adam's step where not.
+    With `plain` the server takes the clients' mean, otherwise a step of Adam.
     """
 
     def __init__(self, pool: work.Pool, plain: bool = False):
@@ -56,7 +56,7 @@ def main() -> int:
         servers = {name: kind(pool) for name, pool in inputs.pools.items()}
         orders = {
             name: {
-                # Rows of images lie beside them; places of models are read by the program itself.
+                # Orders of images become tensors on the device; indices of models stay on the host.
                 purpose: (torch_device.tensor if purpose in ROWS else torch.from_numpy)(own).long()
                 for purpose, own in pool.orders.items()
             }
@@ -127,7 +127,7 @@ def train_round(servers, cohorts) -> None:
 
 
 def merged_round(servers, cohorts, batches) -> None:
-    """One round of MergedCodist: students of the models before the round's update show the way."""
+    """One round of MergedCodist; its students start from the models before the round's update."""
     for name, server in servers.items():
         aggregate(server, cohorts[name])
     students = distill({name: server.network for name, server in servers.items()}, batches)
@@ -137,7 +137,7 @@ def merged_round(servers, cohorts, batches) -> None:
 
 
 def periodic_round(servers, cohorts, batches) -> None:
-    """One round of PeriodicCodist in which students replace the updated models."""
+    """One round of PeriodicCodist, at whose end students replace the updated models."""
     train_round(servers, cohorts)
     students = distill({name: server.network for name, server in servers.items()}, batches)
     for name, server in servers.items():
@@ -146,7 +146,7 @@ def periodic_round(servers, cohorts, batches) -> None:
 
 
 def sdd_round(servers, cohorts, batches) -> None:
-    """One round of FedSDD: all models teach the first one what their mean predicts."""
+    """One round of FedSDD: the first model learns from the mean logits of all models."""
     train_round(servers, cohorts)
     teach([server.network for server in servers.values()], batches)
 
@@ -173,7 +173,7 @@ def aggregate(server: Server, cohort) -> None:
         with torch.no_grad():
             for value, parameter in zip(trained, received, strict=True):
                 parameter.grad.add_(parameter - value, alpha=share)
-            # Training puts new tensors in the place of running variances.
+            # Training replaces running variances by new tensors.
             for value, mean in zip(_statistics(server.trained), means, strict=True):
                 mean.add_(value, alpha=share)
     for value, mean in zip(statistics, means, strict=True):

@@ -1,1 +1,1 @@
-"""What was found of "Knowledge codistillation": numbers, claims, tables, figures."""
+"""Results on "Knowledge codistillation": numbers, claims, tables, figures."""

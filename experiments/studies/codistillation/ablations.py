@@ -45,7 +45,7 @@ ABLATIONS = {
 
 
 def ablations(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
-    """Those with runs among the records: runs that differ in one setting, Table 1's default first."""
+    """The ablations that have records: runs that differ in one setting, Table 1's default first."""
     parts: list[str] = []
     for experiment, shown in ABLATIONS.items():
         if any(record.experiment == experiment and record.finished for record in records):
@@ -74,7 +74,7 @@ def _table(records: Sequence[Record], experiment: str, shown: Ablation) -> str:
 
 
 def recorded_runs(records: Sequence[Record], experiment: str) -> list[str]:
-    """Of the runs of the experiment's config, then of others, those that are recorded."""
+    """The recorded runs of an experiment: first those of its config in its order, then others."""
     recorded = {record.run for record in records if record.experiment == experiment}
     return [
         *(run for run in planned(experiment) if run in recorded),
@@ -85,7 +85,7 @@ def recorded_runs(records: Sequence[Record], experiment: str) -> list[str]:
 def _default_rows(
     records: Sequence[Record], run: str, varied: Sequence[Record], varying: Sequence[str]
 ) -> list[list[str]]:
-    """The run that Table 1 shows, and those that the varied runs may be compared with."""
+    """The run that Table 1 shows, and the runs with which varied runs may be compared."""
     shown = _shown(records, TABLE_1, [run])
     alike = groups(_equals(records, run, varied, varying))
     rows = []
@@ -105,7 +105,7 @@ def _shown(records: Sequence[Record], experiment: str, runs: Sequence[str]) -> l
 def _equals(
     records: Sequence[Record], run: str, varied: Sequence[Record], varying: Sequence[str]
 ) -> list[Record]:
-    """Finished records of Table 1 that differ from a varied run in nothing but what varies."""
+    """Finished records of Table 1 that differ from a varied run only in the varied settings."""
     wanted = [without(settings(record), varying) for record in varied]
     return [
         record

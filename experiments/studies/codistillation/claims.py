@@ -17,9 +17,9 @@ VARYING = {"": (), "unlabelled": UNLABELLED, "own": OWN}
 
 
 class Difference(NamedTuple):
-    """`plus` less `minus`, whose runs have equal settings but those that `varying` matches.
+    """`plus` minus `minus`. Their runs have equal settings, except those that `varying` matches.
 
-    What FedAvg does not read of another method's settings varies in any case.
+    Settings that FedAvg does not read may always differ from another method's.
     """
 
     plus: Term
@@ -28,9 +28,9 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The claim is that the difference is above zero, or above the second where there are two.
+    """The claim is that the difference is above zero or, if there are two, above the second.
 
-    The two are of runs with equal settings but the share of clients with the large model.
+    The runs of the two have equal settings, except for the share of clients with the large model.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
 
     @property
     def terms(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-        """The terms that are added, and those that are taken off."""
+        """(terms that are added, terms that are subtracted)."""
         first, *second = self.differences
         plus = (first.plus, *(each.minus for each in second))
         return plus, (first.minus, *(each.plus for each in second))
@@ -82,7 +82,7 @@ def gain(method: str, pool_size: int, unlabelled: str, model: str) -> Comparison
 
 
 def is_baseline(term: Term) -> bool:
-    """Whether it is of FedAvg."""
+    """Whether a term is a run of FedAvg."""
     return term.run.startswith(BASELINE)
 
 

@@ -19,7 +19,7 @@ from experiments.studies.samples import sample
 from experiments.studies.sections.markdown import image, table
 from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES
 
-# Of runs of full length, and of short ones.
+# The pictures of runs of full length, and of short ones.
 PLOTS = {"##": "unlabelled_images.png", "###": "unlabelled_images_short.png"}
 HEADING = "Figure 4: number of unlabelled images"
 
@@ -30,7 +30,7 @@ def figure_4(records: Sequence[Record], notes: Notes, plots: Plots, level: str) 
     if not runs:
         return []
     few = {int(text) for run in runs if (text := run.split(",")[-1]).isdigit()}
-    # Without any there is FedAvg, which is the same for both methods.
+    # Without unlabelled images the method is FedAvg, for both methods.
     rows = [["0 (FedAvg)", *[both_models(records, TABLE_1, "fed_avg,4700")] * len(CODISTILLATION)]]
     for count in sorted(few | {IN_DOMAIN_IMAGES}):
         cells = [both_models(records, *_run(method, count)) for method in CODISTILLATION]
@@ -48,7 +48,7 @@ def figure_4(records: Sequence[Record], notes: Notes, plots: Plots, level: str) 
 def _picture(
     records: Sequence[Record], notes: Notes, plots: Plots, counts: Sequence[int], name: str
 ) -> list[str]:
-    """A line per method and length of run; runs of another length are on no line of it."""
+    """A line for each method and number of rounds."""
     panels: dict[str, dict[tuple[str, int], list[Point]]] = {}
     for model in MODELS:
         lines: dict[tuple[str, int], list[Point]] = {}
@@ -57,7 +57,7 @@ def _picture(
                 if shown := sample(records, *_run(method, count), model):
                     point = Point(count, shown.mean, shown.deviation)
                     lines.setdefault((method, shown.rounds), []).append(point)
-        # One point is no curve.
+        # A single point is not drawn as a curve.
         lines = {line: points for line, points in lines.items() if len(points) > 1}
         fed_avg = sample(records, TABLE_1, "fed_avg,4700", model)
         if fed_avg and any(rounds == fed_avg.rounds for _, rounds in lines):
@@ -71,7 +71,7 @@ def _picture(
 
 
 def _run(method: str, count: int) -> tuple[str, str]:
-    """All images are Table 1's."""
+    """(experiment, run) of a point; the runs with all images are Table 1's."""
     if count == IN_DOMAIN_IMAGES:
         return TABLE_1, run_name(method, 4700, "in_domain")
     return FIGURE_4, f"{method},{count}"

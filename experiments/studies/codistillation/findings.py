@@ -1,4 +1,4 @@
-"""What our runs say of the paper's claims."""
+"""Compares our runs with the paper's claims."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,10 +16,10 @@ POOL_SIZE = ("pools.*.fraction",)
 
 
 class Finding(NamedTuple):
-    """What a comparison gave: the paper's difference, ours, and whether ours decides it.
+    """The result of a comparison: the paper's difference, ours, and whether ours decides it.
 
-    `paper` is None where the paper has no numbers, `ours` where runs with equal settings are
-    missing; of `rounds` out of `full_rounds`.
+    `paper` is None if the paper has no numbers, `ours` if runs with equal settings are missing. Our
+    runs have `rounds` of `full_rounds`.
     """
 
     paper: float | None
@@ -34,10 +34,10 @@ class Finding(NamedTuple):
 
 
 def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
-    """Compares runs with equal settings, rounds among them.
+    """Compares runs with equal settings, including the number of rounds.
 
-    A gain over FedAvg is that of the run which tables show. Two other runs are compared with the
-    settings that both have, the first of them in the order of `samples`.
+    For a gain over FedAvg it takes the run that tables show. Two other runs are compared with settings
+    that both have; of several such settings it takes the first in the order of `samples`.
     """
     paper = _paper(comparison)
     is_gain = len(comparison.differences) == 1
@@ -64,10 +64,10 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """HELD if every comparison did, DID_NOT_HOLD if one is refuted.
+    """HELD if every comparison held, DID_NOT_HOLD if one is refuted.
 
-    Else OPEN where some are missing or have not all their rounds, and UNDECIDED where a difference lies
-    within its interval.
+    Otherwise OPEN if runs are missing or have too few rounds, and UNDECIDED if an interval contains
+    zero.
     """
     if any(finding.decided == "no" for finding in findings):
         return DID_NOT_HOLD
@@ -80,7 +80,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 def _pairs(
     difference: Difference, records: Sequence[Record], only_shown: bool
 ) -> list[tuple[Sample, Sample]]:
-    """Samples of both terms that have equal settings, what tables show first."""
+    """Pairs of samples of both terms with equal settings; the pair that tables show comes first."""
     plus, minus, varying = difference
     if is_baseline(minus):
         runs = samples(records, *plus)[: 1 if only_shown else None]
@@ -106,7 +106,7 @@ def _lack(
     records: Sequence[Record],
     candidates: Sequence[Sequence[tuple[Sample, Sample]]],
 ) -> str:
-    """Why nothing could be compared."""
+    """The reason why nothing could be compared."""
     terms = [term for terms in comparison.terms for term in terms]
     if not all(samples(records, *term) for term in terms if not is_baseline(term)):
         return "runs missing"

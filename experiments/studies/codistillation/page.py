@@ -30,7 +30,7 @@ EXPERIMENTS = (TABLE_1, FIGURE_4, *ABLATIONS, *SEARCHES, STACKOVERFLOW)
 
 
 def codistillation(records: Sequence[Record], notes: Notes) -> Page:
-    """Main tables of runs of full length; the same of shorter ones at the end."""
+    """Main tables of runs of full length, and at the end the same tables of shorter runs."""
     plots: Plots = {}
     full = full_length(records)
     parts = [

@@ -39,7 +39,7 @@ def table_1(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
 
 
 def unlike_fed_avg(records: Sequence[Record], experiment: str, runs: Mapping[str, str]) -> str:
-    """Which of the runs shown have other settings than the FedAvg run in their table, by run."""
+    """Names the shown runs whose settings differ from those of the FedAvg run in their table."""
     unlike = []
     for run, fed_avg in runs.items():
         for model in MODELS:
@@ -51,7 +51,7 @@ def unlike_fed_avg(records: Sequence[Record], experiment: str, runs: Mapping[str
 
 
 def gains_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
-    """Ours and the paper's by pool size."""
+    """A plot of our gains and the paper's by pool size."""
     ours: dict[str, dict[str, list[Point]]] = {}
     paper: dict[str, dict[str, list[Point]]] = {}
     for unlabelled, name in UNLABELLED_NAMES.items():
@@ -74,7 +74,7 @@ def gains_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[st
 
 
 def curves_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
-    """Of the runs at 4,700 examples, in domain."""
+    """A plot of accuracies by round, for the runs with 4,700 examples, in domain."""
     panels = {}
     for model in MODELS:
         runs = {method: run_name(method, 4700, "in_domain") for method in METHODS}
@@ -108,7 +108,7 @@ def _accuracy_table(records: Sequence[Record], unlabelled: str) -> str:
 
 
 def _gains(records: Sequence[Record], unlabelled: str) -> list[str]:
-    """Of the runs that there are; nothing where there are none."""
+    """A table of gains for the recorded runs; empty if there are none."""
     headings = ["Method", "Examples", "Model", "Our gain", "Interval", "Rounds", "Paper's gain"]
     rows = []
     for method in CODISTILLATION:

@@ -1,4 +1,4 @@
-"""The paper's claims, and what our runs say of them."""
+"""The paper's claims, and the verdicts of our runs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -22,7 +22,7 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
 
 
 def verdict_tables(records: Sequence[Record], notes: Notes) -> list[str]:
-    """Verdicts, then the differences that they rest on; those of short runs without their numbers."""
+    """Verdicts, then the differences behind them; differences of short runs have no numbers here."""
     rows, details = [], []
     for claim, (text, word, heading) in zip(claims(), verdicts(records), strict=True):
         findings = _findings(claim, records)
@@ -40,7 +40,7 @@ def verdict_tables(records: Sequence[Record], notes: Notes) -> list[str]:
 
 
 def short_differences(records: Sequence[Record]) -> list[str]:
-    """The differences of claims that short runs have and do not decide; each once."""
+    """The claims' differences in short runs, which decide nothing; each difference once."""
     comparisons: Iterable[Comparison] = (c for claim in claims() for c in claim.comparisons)
     lines = [
         _line(comparison, finding, with_numbers=True)

@@ -1,1 +1,1 @@
-"""What was found of the codistillation paper on text of two domains."""
+"""Results of the codistillation paper's experiment on text of two domains."""

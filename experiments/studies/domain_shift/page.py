@@ -114,7 +114,7 @@ def _gains(
 
 
 def _gain(records: Sequence[Record], method: str, text: str, model: str, split: str) -> list[float]:
-    """Over FedAvg in the seeds that both have; nothing where either was not run."""
+    """Gains over FedAvg in the seeds that both have; empty if either was not run."""
     ours = sample(records, EXPERIMENT, f"{method},{text}", model, split)
     theirs = ours and _of_fed_avg(records, ours, text, model, split)
     return [a - b for a, b in common_seeds(ours, theirs)] if ours and theirs else []
@@ -123,14 +123,14 @@ def _gain(records: Sequence[Record], method: str, text: str, model: str, split: 
 def _of_fed_avg(
     records: Sequence[Record], ours: Sample, text: str, model: str, split: str
 ) -> Sample | None:
-    """FedAvg's, with the same settings in all that both read."""
+    """FedAvg's sample with the same values of all settings that both methods read."""
     wanted = read_by_fed_avg(ours.records[0], model)
     of_fed_avg = samples(records, EXPERIMENT, f"{BASELINE},{text}", model, split)
     return next((s for s in of_fed_avg if read_by_fed_avg(s.records[0], model) == wanted), None)
 
 
 def _changes(records: Sequence[Record], text: str, domains: Sequence[str]) -> list[list[str]]:
-    """A row per method and model; empty where the rounds in question were not evaluated."""
+    """A table row for each method and model; empty if these rounds were not evaluated."""
     rows = []
     for method in METHODS:
         for model in MODELS:
@@ -145,7 +145,7 @@ def _changes(records: Sequence[Record], text: str, domains: Sequence[str]) -> li
 def _seeds_changes(
     records: Sequence[Record], run: str, model: str, split: str
 ) -> list[tuple[float, float]]:
-    """Of each seed the change at once and later, in points; means over codistillations."""
+    """For each seed the change at once and later, in points; means over codistillations."""
     shown = sample(records, EXPERIMENT, run, model, split)
     changes = []
     for record in shown.records if shown else ():
@@ -168,7 +168,7 @@ def _curves(records: Sequence[Record], text: str, model: str, split: str) -> dic
 
 
 def _paper() -> str:
-    """Its Table 2 on Stack Overflow."""
+    """The paper's Table 2 on Stack Overflow."""
     by_method: dict[str, list[str]] = {}
     sets: dict[str, None] = {}
     with Path(__file__).with_name("table_2.csv").open(encoding="utf-8", newline="") as file:

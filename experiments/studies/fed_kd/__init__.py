@@ -1,1 +1,1 @@
-"""What was found of FedKD."""
+"""Results on FedKD."""

@@ -25,7 +25,7 @@ TEACHERS, STUDENT = "main_teachers", "main"
 
 
 class Method(NamedTuple):
-    """A row: its name, its run, the model that is tested, and what plots know it by."""
+    """A table row: its name, its run, the model that is tested, and its name in plots."""
 
     name: str
     run: str
@@ -65,7 +65,8 @@ SWEEPS = {
 }
 DEFAULT_THRESHOLDS = (0.95, 0.98)
 WHOLE = Method("whole students", "fed_kd,whole", TEACHERS)
-# What methods on the same clients may differ in. FetchSGD takes more rounds of one gradient each.
+# Settings in which methods on the same clients may differ. FetchSGD has more rounds, of one gradient
+# each.
 VARYING = (
     "algorithm.*",
     "rounds",
@@ -81,7 +82,7 @@ VARYING = (
 
 
 class Panel(NamedTuple):
-    """Methods on the same clients, whose runs are named as FedKD's with more around it."""
+    """Methods on the same clients; their runs have the names of FedKD's runs with additions."""
 
     title: str
     experiment: str
@@ -130,7 +131,7 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """On each group of clients: FedKD beside training alone, and what each loss is worth."""
+    """For each group of clients: FedKD compared with training alone, and the effect of each loss."""
     claims = [("FedKD's teachers are better than those that learn alone", LOCAL, "below 0")]
     claims += [
         (f"FedKD's teachers are worse {text}", Method(text, run, TEACHERS), "below 0")
@@ -163,7 +164,7 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
 
 
 def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
-    """What is lost with each of the losses; the paper's remarks are on teachers."""
+    """The effect of leaving out each loss; the paper's remarks are on teachers."""
     rows = []
     for run, text in PARTS.items():
         both = [Method(text, run, model) for model in (TEACHERS, STUDENT)]
@@ -209,7 +210,7 @@ def _thresholds(records: Sequence[Record], panel: Panel, notes: Notes) -> list[s
 
 
 def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) -> list[str]:
-    """Ranks by round and spectra at both ends, of the newest run that looked at them."""
+    """Ranks by round, and spectra of the first and last round, of the newest run that recorded them."""
     looked = [
         record
         for record in records
@@ -255,7 +256,7 @@ def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) 
 
 
 def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]:
-    """Quality against bytes, a panel for each group of clients that something was run of."""
+    """Quality against bytes, a panel for each group of clients that has runs."""
     panels: dict[str, dict[str, Cost]] = {}
     levels = {}
     for panel in PANELS:
@@ -265,7 +266,7 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
         for method in METHODS:
             shown = _sample(records, panel, method)
             if method != LOCAL and shown and (sent := _megabytes(shown)):
-                # FedAvg is there with both networks.
+                # FedAvg has two points, one for each network.
                 is_second = "student" in method.run
                 cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
                 costs[method.name] = cost
@@ -282,7 +283,7 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
 
 
 def paper_costs() -> str:
-    """GB per client as they follow from an encoder's shapes, beside the paper's, and what is left."""
+    """GB per client from an encoder's shapes, beside the paper's, and the shares that are left."""
     rows = []
     for layers in next(iter(PAPER_COSTS.values()))[1]:
         row = [str(layers)]
@@ -297,7 +298,7 @@ def paper_costs() -> str:
 
 
 def _quality(records: Sequence[Record], panel: Panel, method: Method) -> list[str]:
-    """The model's, and the student's where the model is the clients' own."""
+    """The model's quality, and the student's if the model is a personal one."""
     shown = _sample(records, panel, method)
     beside = None
     if shown and method.model == TEACHERS and method != LOCAL:
@@ -306,7 +307,7 @@ def _quality(records: Sequence[Record], panel: Panel, method: Method) -> list[st
 
 
 def _cost(megabytes: float | None, whole: float | None) -> list[str]:
-    """What is sent, and its share of another cost."""
+    """Megabytes sent, and their share of another cost."""
     if megabytes is None:
         return ["–", "–"]
     return [f"{megabytes:,.2f}", f"{100 * megabytes / whole:.1f} %" if whole else "–"]
@@ -321,7 +322,7 @@ def _difference(records: Sequence[Record], panel: Panel, plus: Method, minus: Me
 def _differences(
     records: Sequence[Record], panel: Panel, plus: Method, minus: Method
 ) -> list[float] | str:
-    """Of each seed that both have, or why there are none."""
+    """Differences in the seeds that both have, or the reason why there are none."""
     ours, other = _sample(records, panel, plus), _sample(records, panel, minus)
     if ours is None or other is None:
         return ""
@@ -335,7 +336,7 @@ def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample |
 
 
 def _megabytes(shown: Sample | None) -> float | None:
-    """What a client sends and receives in the run, everybody taking part in every round."""
+    """Megabytes that a client sends and receives in the run, if all take part in every round."""
     if shown is None:
         return None
     sent: list[Mapping[str, int]] = [r.bytes[STUDENT] for r in shown.records if STUDENT in r.bytes]

@@ -1,1 +1,1 @@
-"""What was found of FedMD."""
+"""Results on FedMD."""

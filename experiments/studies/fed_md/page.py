@@ -1,4 +1,4 @@
-"""FedMD: each party before and after collaboration, beside the pooled bound; the paper's remarks."""
+"""FedMD: each party before and after collaboration, beside the upper bound; the paper's remarks."""
 
 import csv
 import statistics
@@ -24,7 +24,7 @@ TITLES = {
     "emnist_fed_md": "MNIST and letters of EMNIST",
 }
 EXPERIMENTS = tuple(TITLES)
-# Experiment -> private classes -> mean accuracy of the paper's parties on pooled examples (table 4).
+# Experiment -> private classes -> mean accuracy of the paper's parties with all examples (table 4).
 PAPER_BOUNDS = {
     "cifar_fed_md": {"non_iid": 56.53, "iid": 82.61},
     "emnist_fed_md": {"non_iid": 87.68, "iid": 89.37},
@@ -37,7 +37,7 @@ Measure = Callable[[Iterable[Course]], list[float]]  # parties -> one number per
 
 
 class Remark(NamedTuple):
-    """What the paper says of a run beside another: a line of remarks.csv."""
+    """The paper's remark on a run compared with another: a line of remarks.csv."""
 
     remark: str
     run: str
@@ -47,7 +47,7 @@ class Remark(NamedTuple):
 
 
 def fed_md(records: Sequence[Record], notes: Notes) -> Page:
-    """A table and a plot of each run, and what the paper remarks."""
+    """A table and a plot of each run, and the paper's remarks."""
     plots: Plots = {}
     full = full_length(records)
     parts, verdicts = ["# FedMD", notes[""]], []
@@ -73,7 +73,7 @@ def fed_md(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
-    """A run's table and picture; `without` collaboration are the same rounds of parties alone."""
+    """A run's table and picture; `without` are the same rounds without collaboration."""
     parties = _parties(record)
     bounds = {
         party: [100 * share for share in splits[SPLIT]["accuracy"]]
@@ -120,7 +120,7 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
 
 
 def _networks(record: Record) -> str:
-    """Which networks they are, where they are not table 1's at their size."""
+    """A text on the networks, if they are not table 1's at the paper's size."""
     settings = record.config.get("parties", {})
     of_table = "table 2's" if settings.get("networks") == "table_2" else "table 1's"
     if (factor := settings.get("narrower", 1)) != 1:
@@ -135,7 +135,7 @@ def _by_round(parties: Mapping[str, Course]) -> str:
 
 
 def _public(record: Record) -> str:
-    """What the parties knew of the public classes before their private training."""
+    """The parties' accuracy on public classes before their private training."""
     shares = [
         share
         for splits in record.phases.get("public", {}).values()
@@ -145,13 +145,13 @@ def _public(record: Record) -> str:
 
 
 def _line(remark: Remark, records: Sequence[Record]) -> tuple[str, str, str, str]:
-    """The remark, our difference within seeds, what the paper finds, and the verdict."""
+    """The remark, our difference within seeds, the paper's finding, and the verdict."""
     runs = (remark.run, remark.compared_with, BASE)
     three = [record for run in runs if (record := _record(records, SMALL, run))]
     if len(three) < 3:
         return remark.remark, NOT_RUN, remark.paper, OPEN
     parties = [_parties(record) for record in three]
-    # Those that are strong everywhere.
+    # The parties that are strong in all three runs.
     kept = set.intersection(*map(set, parties))
     by_seed = [
         dict(zip(record.seeds, values, strict=True))
@@ -165,7 +165,7 @@ def _line(remark: Remark, records: Sequence[Record]) -> tuple[str, str, str, str
 
 
 def _gain_of_others(record: Record, alone: Record | None, title: str) -> Verdict:
-    """Whether collaboration lifts the parties' mean beyond what the same rounds alone give them."""
+    """Whether collaboration gives the parties a higher mean than the same rounds without it."""
     text = f"`{record.run}`: parties gain from one another"
     if alone is None or alone.seeds != record.seeds:
         return Verdict(text, OPEN, title)
@@ -187,7 +187,7 @@ def _stopping(records: Iterable[Record]) -> list[str]:
 
 
 def _data(records: Iterable[Record]) -> list[str]:
-    """Which images there were."""
+    """A text on the images of the runs."""
     lines: dict[str, None] = {}
     for record in records:
         for setting, kind in (("public_folder", "Public"), ("folder", "Private")):
@@ -209,7 +209,7 @@ def _late(parties: Iterable[Course]) -> list[float]:
 
 
 def _dips(parties: Iterable[Course]) -> list[float]:
-    """How far a round is below both an earlier and a later one, summed over rounds; parties' mean."""
+    """Depth of dips below both an earlier and a later round, summed over rounds; mean over parties."""
     lost = []
     for course in parties:
         of_seeds = zip(*(course[round] for round in sorted(course)), strict=True)
@@ -232,7 +232,7 @@ with Path(__file__).with_name("remarks.csv").open(encoding="utf-8", newline="") 
 
 
 def _record(records: Sequence[Record], experiment: str, run: str) -> Record | None:
-    """The run's finished record with most seeds, joined; None where there is none."""
+    """The run's finished records with most seeds, joined into one; None if there is none."""
     return most_seeds(
         r for r in records if (r.experiment, r.run) == (experiment, run) and r.finished
     )

@@ -1,1 +1,1 @@
-"""What was found of FedSDD."""
+"""Results on FedSDD."""

@@ -26,7 +26,7 @@ from fedcodist.report.spread import plus_minus
 EXPERIMENTS = (SCALED, *dict.fromkeys(shown.experiment for shown in tables()))
 TEST_IMAGES = 10_000
 HEADING = "Scaled down: CIFAR-10"
-# What the methods of one table may differ in.
+# Settings in which the methods of one table may differ.
 VARYING = (
     "algorithm.*",
     "training.method",
@@ -37,7 +37,7 @@ VARYING = (
 
 
 def fed_sdd(records: Sequence[Record], notes: Notes) -> Page:
-    """The scaled runs, then the paper's tables that have runs."""
+    """The scaled runs, then those of the paper's tables that have runs."""
     full = full_length(records)
     verdicts = [
         Verdict(ordering.text, _word(difference(full, ordering.plus, ordering.minus)), HEADING)
@@ -108,8 +108,8 @@ def _table(records: Sequence[Record], shown: Table) -> list[str]:
 def difference(
     records: Sequence[Record], plus: Term, minus: Term, varying: Sequence[str] = ()
 ) -> Estimate | None:
-    """`plus` less `minus` over the seeds that both have; None where one is missing, or where settings
-    differ that are neither the method's nor among `varying`."""
+    """`plus` minus `minus` over the seeds that both have; None if one is missing, or if settings differ
+    that are neither the method's nor in `varying`."""
     ours, other = sample(records, *plus), sample(records, *minus)
     if ours is None or other is None or not equal_but(ours, other, (*VARYING, *varying)):
         return None
@@ -126,7 +126,7 @@ def _word(ours: Estimate | None) -> str:
 
 
 def _beside(records: Sequence[Record], ours: Term, theirs: Term | None) -> tuple[str, str]:
-    """Our cell and the paper's."""
+    """(our cell, the paper's cell)."""
     reported = REPORTED.get(theirs) if theirs else None
     paper = plus_minus(*reported) if reported else "–"
     return accuracy(sample(records, *ours)), paper

@@ -1,7 +1,7 @@
-"""FedSDD's tables as the paper has them: which run and model is in which cell, and its numbers.
+"""FedSDD's tables in the paper: the run and model of each cell, and the paper's numbers.
 
-`paper_tables.csv` has a line per cell, `scaled.csv` the rows of scaled runs and what they stand for,
-`orderings.csv` the differences that the paper finds above zero.
+`paper_tables.csv` has a line per cell, `scaled.csv` the scaled runs and the cells that they correspond
+to, and `orderings.csv` the differences that are above zero in the paper.
 """
 
 import csv
@@ -16,14 +16,14 @@ FOLDER = Path(__file__).parent
 
 
 class Reported(NamedTuple):
-    """Mean and standard deviation over three seeds; where the latter is None we have not noted it."""
+    """Mean and standard deviation over three seeds; None if we did not copy it from the paper."""
 
     mean: float
     deviation: float | None = None
 
 
 class Row(NamedTuple):
-    """A label, a cell for each column, and for each the cell that it is compared with, if any."""
+    """A label, a cell for each column, and for each cell the one to compare it with, if any."""
 
     label: str
     cells: tuple[Term, ...]
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One of the paper's tables; `compared_with` is what the rows' baselines are called."""
+    """One of the paper's tables; `compared_with` is the name of the rows' baselines."""
 
     heading: str
     compared_with: str
@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
     @property
     def experiment(self) -> str:
-        """That of the runs which no other table has."""
+        """The experiment with the runs that are only in this table."""
         return f"fedsdd_table{self.heading.split(':')[0].removeprefix('Table ')}"
 
     @property
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 class ScaledRow(NamedTuple):
-    """A method's run, and what its main model and its ensemble stand for in the paper's tables."""
+    """A method's run, and the cells of the paper's tables for its main model and its ensemble."""
 
     label: str
     run: str
@@ -59,7 +59,7 @@ class ScaledRow(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """A difference of two models of scaled runs that the paper finds above zero."""
+    """A difference of two models of scaled runs that is above zero in the paper."""
 
     text: str
     plus: Term
@@ -67,7 +67,7 @@ class Ordering(NamedTuple):
 
 
 def tables() -> list[Table]:
-    """The paper's tables but the third, which is of speed."""
+    """The paper's tables without the third, which is about speed."""
     by_heading: dict[str, dict[str, list[dict[str, str]]]] = {}
     for line in _lines("paper_tables.csv"):
         by_heading.setdefault(line["table"], {}).setdefault(line["row"], []).append(line)
@@ -101,7 +101,7 @@ def _term(text: str) -> Term:
     return Term(*text.split(" "))
 
 
-# A cell -> what the paper reports; a cell of several tables has the same numbers in each.
+# A cell -> the paper's numbers; a cell that is in several tables has the same numbers in each.
 REPORTED = {
     _term(line["cell"]): Reported(
         float(line["mean"]), float(line["deviation"]) if line["deviation"] else None
@@ -117,7 +117,7 @@ SCALED_ROWS = tuple(
     )
     for line in _lines("scaled.csv")
 )
-# A scaled run's model -> what it stands for in the paper's tables.
+# A scaled run's model -> the corresponding cell of the paper's tables.
 STANDS_FOR = {
     scaled(row.run, model): term
     for row in SCALED_ROWS

@@ -1,1 +1,1 @@
-"""What was found of methods between different networks, each client judged on its own examples."""
+"""Results on methods for different networks, with each client evaluated on its own examples."""

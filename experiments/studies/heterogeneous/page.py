@@ -1,4 +1,4 @@
-"""The page of methods between different networks, each client judged on its own test examples."""
+"""The page of methods for different networks, with each client evaluated on its own test examples."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,7 +64,7 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _rows(records: Sequence[Record], study: Study, run: str) -> list[list[str]]:
-    """A run's models that were measured; one row of a run that was not done."""
+    """A table row for each measured model of a run, or a single row if it was not run."""
     title = METHOD_NAMES.get(run, run)
     has_models = len(study.models) > 1
     rows = []
@@ -79,7 +79,7 @@ def _rows(records: Sequence[Record], study: Study, run: str) -> list[list[str]]:
 
 
 def _gain(records: Sequence[Record], study: Study, ours: Sample) -> str:
-    """Over the baseline within seeds, of all clients' test examples; nothing of the baseline itself."""
+    """Gain over the baseline within seeds, for all test examples; empty for the baseline itself."""
     of_baseline = [model for model in study.models if model.endswith("main")] or study.models
     other = _sample(records, study, study.baseline, of_baseline[0], _METRICS[0])
     if other is None or (ours.records == other.records and ours.values == other.values):
@@ -91,7 +91,7 @@ def _gain(records: Sequence[Record], study: Study, ours: Sample) -> str:
 
 
 def _kilobytes(ours: Sample) -> list[str]:
-    """Of one participation of one client, the mean over clients."""
+    """Kilobytes of one participation of one client, up and down, as means over clients."""
     sizes = ours.records[0].bytes
     count = max(len(sizes), 1)
     return [

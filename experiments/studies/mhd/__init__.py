@@ -1,1 +1,1 @@
-"""What was found of multi-headed distillation."""
+"""Results on Multi-Headed Distillation."""

@@ -16,7 +16,7 @@ BESIDE_FED_MD = "cifar_mhd_fed_md"
 
 
 class Against(NamedTuple):
-    """Models alone, after the rounds, and on all examples: in %, float [seeds, models]."""
+    """Accuracies of models alone, after the rounds, and trained on all examples: %, [seeds, models]."""
 
     label: str
     seeds: Sequence[int]
@@ -37,7 +37,7 @@ class Against(NamedTuple):
 def beside_fed_md(
     records: Sequence[Record],
 ) -> tuple[list[tuple[str, list[float]]], list[str]]:
-    """What the paper finds above zero with our differences by seed, and the tables."""
+    """(the paper's orderings with our differences by seed, the tables)."""
     theirs = newest(records, BESIDE_FED_MD, "fed_md")
     of_fed_md = _of_fed_md(theirs) if theirs and theirs.phases.get("centralised") else None
     of_heads = _of_heads(records)
@@ -84,7 +84,7 @@ def _of_fed_md(record: Record) -> Against:
 
 
 def _of_heads(records: Sequence[Record]) -> list[Against]:
-    """Of each of MHD's heads, the last at the end; nothing unless all three runs are there."""
+    """One entry for each of MHD's heads, the last one at the end; empty unless all three runs exist."""
     runs = ("mhd", "local_only_steps", "centralised")
     three = [known for run in runs if (known := known_of(newest(records, BESIDE_FED_MD, run)))]
     if len(three) < len(runs):
@@ -100,7 +100,7 @@ def _of_heads(records: Sequence[Record]) -> list[Against]:
 
 
 def _less(more: Against | None, less: Against | None, measure) -> list[float]:
-    """In the seeds that both have."""
+    """Differences in the seeds that both have."""
     if more is None or less is None:
         return []
     ours, theirs = (dict(zip(of.seeds, measure(of).tolist(), strict=True)) for of in (more, less))

@@ -1,4 +1,4 @@
-"""What the heads of recorded runs know."""
+"""Accuracies of the heads of recorded runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ SPLIT = "test"
 
 
 class Known(NamedTuple):
-    """What the heads of a run know after the last round, by seed."""
+    """Accuracies of a run's heads after the last round, by seed."""
 
     seeds: tuple[int, ...]
     heads: Heads
@@ -22,19 +22,19 @@ KnownRuns = Mapping[str, Known]  # by run
 
 
 def known_of(record: Record | None) -> Known | None:
-    """None of no record, and of one without accuracies."""
+    """The accuracies in a record; None without a record, or if it has no accuracies."""
     heads = _heads(record) if record else None
     return Known(tuple(record.seeds), heads) if record and heads else None
 
 
 def newest(records: Sequence[Record], experiment: str, run: str) -> Record | None:
-    """The run's finished record with most rounds, of these most seeds, then the newest, or None."""
+    """The run's finished record with most rounds, then most seeds, then the newest; None if missing."""
     of_run = [r for r in records if (r.experiment, r.run) == (experiment, run) and r.finished]
     return max(of_run, key=lambda r: (r.rounds, len(r.seeds), r.date or ""), default=None)
 
 
 def _heads(record: Record) -> Heads | None:
-    """Of one model on all examples, which is nobody's, shared accuracies."""
+    """A record's heads; without heads, as in centralised training, the models' shared accuracies."""
     if record.heads is not None:
         return Heads(**{name: np.asarray(values) for name, values in record.heads.items()})
     accuracies = [s[SPLIT]["accuracy"] for s in record.final.values() if SPLIT in s]

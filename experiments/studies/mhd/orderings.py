@@ -1,8 +1,8 @@
 """The orderings of Multi-Headed Distillation's paper, as differences between runs.
 
-The runs are those of cifar100_mhd.py, of which digits_mhd_orderings.py has its own of the same names.
+The runs are those of cifar100_mhd.py; digits_mhd_orderings.py has runs of the same names.
 
-A line of `orderings.csv` is the sum of some measures less that of others, and what the paper says of it.
+A line of `orderings.csv` has the sum of some measures minus that of others, and the paper's statement.
 Terms are 'RUN MEASURE HEAD [CLIENTS]': the mean over clients of a head's `shared` or `private` accuracy,
 `first` the first client's or `others` the others'; `hops2` is that on the labels of clients two hops
 away, `no_way` of those that no way leads to; `best_shared_of_others` that of the best auxiliary head.
@@ -19,15 +19,15 @@ from experiments.configs.cifar100_mhd import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.tables_heads import Heads
 
-# (what a run's heads know) -> % of each seed, float [seeds]
+# accuracies of a run's heads -> % for each seed, float [seeds]
 Measure = Callable[[Heads], np.ndarray]
-Term = tuple[str, Measure]  # run, what of it
+Term = tuple[str, Measure]  # (run, its measure)
 HEADS_BY_NAME = {"main": 0, "last": -1}
 FIRST, OTHERS, ALL = slice(0, 1), slice(1, None), slice(None)
 
 
 class Ordering(NamedTuple):
-    """The sum of some measures less that of others, and what the paper says of it, in words."""
+    """The sum of some measures minus that of others, and the paper's statement on it, in words."""
 
     section: str
     text: str
@@ -36,22 +36,22 @@ class Ordering(NamedTuple):
     paper: str
 
 
-DIGITS_ONLY = "digits"  # section of what is measured there alone
+DIGITS_ONLY = "digits"  # section of orderings that are measured on digits only
 
 
 def orderings() -> list[Ordering]:
-    """All that are measured on CIFAR-100."""
+    """The orderings that are measured on CIFAR-100."""
     return [o for o in _all_orderings() if o.section != DIGITS_ONLY]
 
 
 def orderings_on_digits() -> list[Ordering]:
-    """All that are measured on digits: those and some more."""
-    # There the graph is complete in all other runs too.
+    """The orderings that are measured on digits: those of CIFAR-100 and some more."""
+    # On digits the graph is complete in all other runs too.
     return _all_orderings({"graph,complete": "heads,s=100,3"})
 
 
 def _all_orderings(same_run: Mapping[str, str] = {}) -> list[Ordering]:
-    """All of the table; `same_run` names the run that stands for another."""
+    """All orderings of the table; `same_run` maps a run to the one that is used in its place."""
 
     def terms(text: str) -> Any:
         for run, other in same_run.items():
@@ -83,7 +83,7 @@ def private(head: int, clients: slice = ALL) -> Measure:
 
 
 def weights_run(skew: int, embedding: float, head: float) -> str:
-    """The run of the sweep with these weights, one of which stands among the numbers of heads."""
+    """The run with these weights; the run with the default weights is named by its number of heads."""
     if (embedding, head) == (EMBEDDING_WEIGHT, HEAD_WEIGHT):
         return f"heads,s={skew},1"
     return f"weights,s={skew},{embedding},{head}"
@@ -105,5 +105,5 @@ def _term(run: str, measure: str, head: str = "", clients: str = "") -> Term:
 
 
 def _best_of_others(accuracy: str) -> Measure:
-    """Of the auxiliary heads the best one's accuracy."""
+    """The accuracy of the best auxiliary head."""
     return lambda heads: 100 * getattr(heads, accuracy)[:, :, 1:].mean(axis=1).max(axis=-1)

@@ -1,4 +1,4 @@
-"""Multi-Headed Distillation: what every head knows, and the orderings that the paper states."""
+"""Multi-Headed Distillation: accuracies of every head, and the orderings that the paper states."""
 
 import csv
 import functools
@@ -48,7 +48,7 @@ HEADINGS = ("Ordering", "Difference, points", "Paper")
 
 
 def mhd(records: Sequence[Record], notes: Notes) -> Page:
-    """The orderings of the paper, each with the tables and plots that it is read from."""
+    """The orderings of the paper, each with the tables and plots that show it."""
     plots: Plots = {}
     full = full_length(records)
     known = _known_runs(full, CIFAR)
@@ -71,7 +71,7 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Verdict]]:
-    """The first section, of what has been run: orderings, what was found, what every head knows."""
+    """The first section: orderings, findings, and accuracies of every head in the recorded runs."""
     known = _known_runs(records, DIGITS)
     if not known:
         return [], []
@@ -108,7 +108,7 @@ def _known_runs(records: Sequence[Record], experiment: str) -> dict[str, Known]:
 def _measured(
     known: KnownRuns, of_section: Sequence[Ordering], title: str, where: str = ""
 ) -> tuple[list[list[str]], list[Verdict]]:
-    """A table's rows and the verdicts; rows say these too where they are of one table."""
+    """(a table's rows, the verdicts); with `where` the rows include the verdicts."""
     rows, verdicts = [], []
     for ordering in of_section:
         differences = _difference(known, ordering)
@@ -194,7 +194,7 @@ def _profiles(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
 
 
 def _graphs(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    """Four clients: a table and a picture clients x heads x hops of each graph."""
+    """For four clients, a table and a picture (clients x heads x hops) of each graph."""
     parts = [_heads_table(known, ROWS["graphs"])]
     shown = [known[f"graph,{name}"].heads for name in GRAPHS if f"graph,{name}" in known]
     most = max((100 * heads.on_others.mean(axis=0).max() for heads in shown), default=100.0)
@@ -258,7 +258,7 @@ def _larger(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
 
 
 def _heads_table(known: KnownRuns, runs: Mapping[str, str]) -> str:
-    """A row for each label and its run: private / shared accuracy of every head."""
+    """A table row for each label and its run: private / shared accuracy of every head."""
     most = max((len(known[run].heads.names) for run in runs.values() if run in known), default=1)
     rows = []
     for label, run in runs.items():
@@ -293,7 +293,7 @@ def _pair(known: KnownRuns, run: str, measure: Callable[[int], Measure], is_trai
 
 
 def _difference(known: KnownRuns, ordering: Ordering) -> list[float]:
-    """Of each seed that all runs have; nothing where one was not run."""
+    """The difference in each seed that all runs have; empty if one was not run."""
     if not all(run in known for run, _ in (*ordering.plus, *ordering.less)):
         return []
     both = (ordering.plus, ordering.less)
@@ -303,7 +303,7 @@ def _difference(known: KnownRuns, ordering: Ordering) -> list[float]:
 def _differences(
     plus: Sequence[tuple[Known, Measure]], less: Sequence[tuple[Known, Measure]]
 ) -> list[float]:
-    """The sum of `plus` less that of `less`, in the seeds that all have."""
+    """The sum of `plus` minus that of `less`, in the seeds that all have."""
     totals: dict[int, float] = {}
     terms = [*((1, *term) for term in plus), *((-1, *term) for term in less)]
     common = set.intersection(*(set(known.seeds) for _, known, _ in terms))

@@ -1,1 +1,1 @@
-"""What was found of methods under user-level differential privacy."""
+"""Results on methods under user-level differential privacy."""

@@ -13,13 +13,13 @@ from fedcodist.configs.digits_private import EPSILONS, METHODS
 from fedcodist.report.intervals import paired
 
 EXPERIMENTS = ("digits_private",)
-# FedSDD has one model, whose accuracy is of the distilled main one.
+# FedSDD has one model; its accuracy is that of the distilled main model.
 _MODELS = {"fed_sdd": ("main",)}
 _TWO_MODELS = ("small", "large")
 
 
 def privacy(records: Sequence[Record], notes: Notes) -> Page:
-    """A row per method and model, a column per budget, and the gain over FedAvg of the same budget."""
+    """A table: a row per method and model, columns of each budget and of its gain over FedAvg."""
     full = full_length(records)
     rows = [
         _row(full, method, model)
@@ -46,7 +46,7 @@ def _row(records: Sequence[Record], method: str, model: str) -> list[str]:
 
 
 def _gain(records: Sequence[Record], ours: Sample | None, epsilon: str, model: str) -> str:
-    """Over FedAvg within seeds; nothing of FedAvg itself and of models that it does not have."""
+    """Gain over FedAvg within seeds; empty for FedAvg itself and for models that it does not have."""
     other = _sample(records, BASELINE, epsilon, model)
     if ours is None or other is None or ours.records == other.records:
         return ""

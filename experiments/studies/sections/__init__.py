@@ -1,1 +1,1 @@
-"""What pages of several studies share: cells, tables in Markdown, footnotes."""
+"""Shared code of the studies' pages: cells, tables in Markdown, footnotes."""

@@ -1,4 +1,4 @@
-"""The commands that do what a table lacks."""
+"""The commands that make the missing runs of a table."""
 
 import importlib
 import shlex
@@ -12,7 +12,7 @@ from experiments.studies.settings import flat, settings
 
 
 def planned(experiment: str) -> list[str]:
-    """The runs of the experiment's config file; none where it has none."""
+    """The runs of the experiment's config file; empty if there is none."""
     module = _config(experiment)
     return module.get_runs() if module and hasattr(module, "get_runs") else []
 
@@ -20,7 +20,7 @@ def planned(experiment: str) -> list[str]:
 def sweep(
     experiment: str, runs: Iterable[str], suffix: str = "", overrides: Sequence[str] = ()
 ) -> str:
-    """The command that does these runs, in the work folder runs/<experiment><suffix>."""
+    """The command for these runs, with the work folder runs/<experiment><suffix>."""
     runs = dict.fromkeys(runs)
     named = [] if set(runs) >= set(planned(experiment)) else runs
     config = f"experiments/configs/{experiment}.py"
@@ -37,9 +37,9 @@ def sweep(
 
 
 def full_lengths(records: Iterable[Record]) -> list[str]:
-    """For records of fewer rounds than their numbers need, what does the same runs in full.
+    """For records with fewer rounds than their numbers need, the commands for the same runs in full.
 
-    With their own settings and seeds, whatever the config file has come to say.
+    They have the records' settings and seeds, even if the config file has changed.
     """
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for record in records:
@@ -49,7 +49,7 @@ def full_lengths(records: Iterable[Record]) -> list[str]:
             alike.setdefault(key, []).append(record.run)
     parts = []
     for number, ((experiment, rounds, overrides), runs) in enumerate(alike.items(), start=1):
-        # Each in a work folder of its own: a run folder belongs to one config.
+        # Each has its own work folder, since a run folder belongs to one config.
         suffix = "_full" if number == 1 else f"_full_{number}"
         command = sweep(experiment, runs, suffix, overrides)
         parts.append(f"{rounds} rounds. At full length:\n\n{command}")
@@ -57,7 +57,7 @@ def full_lengths(records: Iterable[Record]) -> list[str]:
 
 
 def _overrides(record: Record) -> tuple[str, ...]:
-    """What tells the record's config at full length from the config file's."""
+    """Overrides that turn the config file's config into the record's, at full length."""
     module = _config(record.experiment)
     present = flat(module.get_config(record.run).to_dict()) if module else {}
     wanted: dict[str, Any] = {
@@ -74,7 +74,7 @@ def _overrides(record: Record) -> tuple[str, ...]:
 
 
 def _config(experiment: str) -> ModuleType | None:
-    """The experiment's config, of this project or of those that ship with the library."""
+    """The experiment's config file, of this project or of the library."""
     for room in ("experiments", "fedcodist"):
         name = f"{room}.configs.{experiment}"
         try:

@@ -1,4 +1,4 @@
-"""What stands at the end of a page: runs too short to decide, with other settings, and missing ones."""
+"""The last sections of a page: runs too short to decide, runs with other settings, missing runs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,12 +14,12 @@ NOT_RUN = "Not run"
 
 
 def is_short(record: Record) -> bool:
-    """Whether it has fewer rounds than its numbers need."""
+    """Whether a record has fewer rounds than its numbers need."""
     return record.rounds < record.full_rounds
 
 
 def full_length(records: Iterable[Record]) -> list[Record]:
-    """Those that main tables are made of."""
+    """The records for main tables."""
     return [record for record in records if not is_short(record)]
 
 
@@ -32,10 +32,10 @@ def endings(
     """The last sections of a page of these experiments, those that are not empty.
 
     Args:
-      records: all there are.
+      records: all records.
       experiments: of the page.
-      short: what the page says of short runs; a plain table where it says nothing.
-      about_missing: what is to be known of runs that are missing.
+      short: the page's text on short runs; a plain table if there is none.
+      about_missing: a text on missing runs.
     """
     of_page = [record for record in records if record.experiment in experiments]
     finished = [record for record in of_page if record.finished]
@@ -99,7 +99,7 @@ def table_of_settings(records: Sequence[Record]) -> str:
 
 
 def own_notes(records: Iterable[Record]) -> str:
-    """What the records remark on their runs."""
+    """The records' notes on their runs."""
     by_note: dict[str, list[str]] = {}
     for record in records:
         for note in record.notes:
@@ -115,7 +115,7 @@ def _by_run(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def _natural(run: str) -> list[tuple[int, float, str]]:
-    """Sorts the numbers in runs' names as numbers."""
+    """A key that sorts numbers in runs' names as numbers."""
     parts = []
     for part in run.split(","):
         try:

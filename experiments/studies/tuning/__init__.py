@@ -1,1 +1,1 @@
-"""What the tuner found."""
+"""Results of the tuner's studies."""

@@ -1,4 +1,4 @@
-"""The tuner's studies, as it sums them up."""
+"""The page of the tuner's studies, from their summaries."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.report.runs import read_object
 
 Study = Mapping[str, Any]
-# What a study's file must have, and of which kind.
+# Entries that a study's file must have, and their types.
 KINDS: dict[str, Any] = {
     "study": str,
     "algorithm": object,
@@ -28,7 +28,7 @@ KINDS: dict[str, Any] = {
 
 
 def tuning(studies: Sequence[Study], notes: Notes) -> Page:
-    """What each study found, and where it searched."""
+    """The best values of each study, and its search space."""
     parts = ["# Tuning", notes[""]]
     if studies:
         headings = ["Study", "Method", "Trials", "Rounds per trial", "Best value", "Compilations"]

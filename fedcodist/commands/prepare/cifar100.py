@@ -103,8 +103,8 @@ def groups_of(arguments: argparse.Namespace) -> dict[str, int]:
 def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
     """TFF's own clients; its test clients become one.
 
-    Of the compressed file the checksum is known, of the database that it holds only the numbers of
-    images.
+    The compressed file has a known checksum. For the database in it, only the numbers of images are
+    known.
     """
     path = Path(arguments.source)
     features = {
@@ -145,7 +145,7 @@ def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> prepara
 
 
 def tff_difference(path: Path, sha256: str) -> str | None:
-    """How a compressed file differs from TFF's; None where it does not."""
+    """How a compressed file differs from TFF's; None if it is the same."""
     size = path.stat().st_size
     if size != TFF_BYTES:
         return f"{path} has {size:,} bytes, TFF's {TFF_FILE} {TFF_BYTES:,}"
@@ -188,7 +188,7 @@ def splits_of(
 ) -> dict[str, FederatedData]:
     """Whole clients go to one split each; the clients of `distillation` lose their labels.
 
-    There is no split without clients.
+    Splits that would have no clients are left out.
     """
     _, split_seed = seeds(arguments)
     counts = {name: count for name, count in groups_of(arguments).items() if count}
@@ -202,5 +202,5 @@ def splits_of(
 
 
 def seeds(arguments: argparse.Namespace) -> list[int]:
-    # One seed for both draws would make the same permutation deal images and choose clients.
+    # With one seed for both draws, images would be dealt and clients chosen by the same permutation.
     return np.random.SeedSequence(arguments.seed).generate_state(2).tolist()

@@ -90,7 +90,7 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
             arguments, [news.titles[article] for article in seen if article]
         )
         tokens = vocabulary.encode(news.titles, arguments.length).astype(np.int32)
-        tokens[0] = 0  # no article: padding all along
+        tokens[0] = 0  # stands for no article and is all padding
         splits["news"] = FederatedData.from_arrays(
             {"tokens": tokens}, offsets=[0, len(tokens)], client_ids=["news"]
         )

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--processes", type=int, default=os.cpu_count(), help="that read at once (default: CPUs)"
     )
     settings = parser.parse_args(arguments)
-    # What lies here lets a run that was stopped go on; it is removed when everything is written.
+    # The work folder lets a stopped preparation continue; it is removed when everything is written.
     output = Path(os.path.abspath(settings.output))
     work = output.parent / f".{output.name}.work"
     status = preparation.run(
@@ -99,14 +99,14 @@ def open_source(
 
     def build(show: preparation.Show) -> Mapping[str, Any]:
         for other in work.glob("*"):
-            if other != own:  # shards of another source or other arguments
+            if other != own:  # shards of another source, or of other arguments
                 shutil.rmtree(other)
         own.mkdir(parents=True, exist_ok=True)
         try:
             reader = opened(arguments, own, show)
             prepared = prepare_stackoverflow(reader, settings, own, arguments.processes, show)
         except ValueError:
-            shutil.rmtree(work, ignore_errors=True)  # going on would not help
+            shutil.rmtree(work, ignore_errors=True)  # to continue would not help
             raise
         skipped.update(prepared.skipped)
         return prepared.splits
