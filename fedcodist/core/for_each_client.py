@@ -112,12 +112,12 @@ def for_each_client(
         stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
     else:
         slots = _deal(cohort.sizes, execution, axis_name)
-        chunk_of = jax.jit(chunk_of, inline=True)  # traced once, for its shapes and for the loop
-        shape, _ = jax.eval_shape(chunk_of, slots[0])
+        traced_once = jax.jit(chunk_of, inline=True)  # for the shapes here and in the loop
+        shape, _ = jax.eval_shape(traced_once, slots[0])
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 
         def step(total: PyTree, slots: jax.Array) -> tuple[PyTree, PyTree]:
-            chunk_total, result = chunk_of(slots)
+            chunk_total, result = traced_once(slots)
             if not individual_results:
                 result = result._replace(update=None, mutable=None, weight=None, extra=None)
             return jax.tree.map(jnp.add, total, chunk_total), result
