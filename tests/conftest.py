@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import quick_compilation
@@ -23,6 +24,9 @@ import pytest
 # A machine that does other work too takes seconds where an idle one takes milliseconds.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
+
+# Tests write modules and change them within a second. Compiled modules on disk would hide the change.
+sys.dont_write_bytecode = True
 
 # Tracing makes millions of objects that stay. With Python's own threshold a tenth of the suite's time
 # goes into looking at them again.

@@ -695,15 +695,18 @@ def build(
         ),
         (
             lambda: build(labels=np.zeros(20)),
-            r"public_labels must be integers \[rows\], got float64",
+            r"public_labels must be integers \[examples\], got float64",
         ),
         (
             lambda: build(labels=np.zeros((20, 1), int)),
-            r"public_labels must be integers \[rows\], got int64 \[20, 1\]",
+            r"public_labels must be integers \[examples\], got int64 \[20, 1\]",
         ),
-        (lambda: build(labels=None), r"public_labels must be integers \[rows\], got None"),
-        (lambda: build(labels=3), r"public_labels must be integers \[rows\], got int64 \[\]"),
-        (lambda: build(labels=[[1], [1, 2]]), r"public_labels must be integers \[rows\], got \[\["),
+        (lambda: build(labels=None), r"public_labels must be integers \[examples\], got None"),
+        (lambda: build(labels=3), r"public_labels must be integers \[examples\], got int64 \[\]"),
+        (
+            lambda: build(labels=[[1], [1, 2]]),
+            r"public_labels must be integers \[examples\], got \[\[",
+        ),
         (
             lambda: build({"a": PartyGroup(linear(), [0, 1]), "a_0": PartyGroup(linear(), [2])}),
             "names that tell models apart, 'a' and 'a_0' both have one called 'a_0'",

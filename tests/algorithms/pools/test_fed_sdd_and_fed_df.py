@@ -20,7 +20,7 @@ from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools import grouped_models
-from fedcodist.algorithms.pools.client_ensembles import KeptState, with_client_ensembles
+from fedcodist.algorithms.pools.client_ensembles import StateAndTrainedModel, with_client_ensembles
 from fedcodist.algorithms.pools.fed_be import fed_be
 from fedcodist.algorithms.pools.fed_df import FedDFHyper, FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
@@ -361,7 +361,7 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     assert shapes == {(FEATURES, CLASSES), ()}
     assert not jax.tree.leaves((trained.members, trained.results))
     kept = trained.client_states.values()
-    assert all(isinstance(states, KeptState) == bool(measured) for states in kept)
+    assert all(isinstance(states, StateAndTrainedModel) == bool(measured) for states in kept)
     assert bool(jax.tree.leaves(list(kept))) == bool(measured)
 
 
