@@ -34,7 +34,7 @@ OF_AUTHORS = {
     "core.inputs": ["Round", "ClientData"],
     "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
-    "core.method": ["ClientModels", "single_model"],
+    "core.method": ["ClientModels", "PersonalModel", "single_model"],
     "core.model": ["is_finite", "variable_shapes"],
     "core.local_steps": ["train_steps", "start_learners", "check_step_training"],
     "core.layer_outputs": ["with_layers"],
