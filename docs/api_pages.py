@@ -39,7 +39,7 @@ OF_AUTHORS = {
     "core.local_steps": ["train_steps", "start_learners", "check_step_training"],
     "core.layer_outputs": ["with_layers"],
     "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
-    "algorithms.clients.fed_avg": ["client_result"],
+    "algorithms.clients.fed_avg": ["client_result", "learning_rates"],
     "algorithms.pools.pool": [
         *("assemble", "check_pools", "check_class_counts", "check_client_models"),
     ],

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
@@ -97,13 +97,7 @@ def apfl(
     check_arguments(apfl, locals())
     check_number("hyper.alpha", hyper.alpha, low=0, high=1)
     check_number("hyper.alpha_learning_rate", hyper.alpha_learning_rate, low=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     both_training = training._replace(optimizer=_with_share(training.optimizer))
 
     def client_update(

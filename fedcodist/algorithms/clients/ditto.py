@@ -10,11 +10,11 @@ import jax
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
@@ -72,13 +72,7 @@ def ditto(
     check_arguments(ditto, locals())
     check_integer("personal_epochs", personal_epochs, low=1, high=MOST_EPOCHS)
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     of_personal = training._replace(epochs=personal_epochs)
 
     def client_update(

@@ -154,6 +154,11 @@ def fed_opt(
     return fed_avg(model, training, server_optimizer, schedule, hyper)
 
 
+def learning_rates(hyper: Any) -> FedAvgHyper:
+    """FedAvg's hyper-parameters, of a method that has them among others."""
+    return FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate)
+
+
 def client_result(
     message: Any, trained: TrainedClient, weight: Any, client_state: PyTree, extra: PyTree = None
 ) -> ClientResult:

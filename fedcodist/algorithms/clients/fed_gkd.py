@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     FedAvgServer,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.core.aggregation import Aggregate, ClientResult, as_stored
 from fedcodist.core.arguments import check_arguments
@@ -100,13 +100,7 @@ def fed_gkd(
     check_integer("models_kept", models_kept, low=1)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     divergence = kl_divergence("forward")
 
     def init(key: jax.Array) -> FedGKDServer:

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -71,13 +71,7 @@ def fed_ntd(
     check_arguments(fed_ntd, locals())
     check_number("hyper.not_true_weight", hyper.not_true_weight, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
 
     def client_update(
         message: Variables,

@@ -10,11 +10,11 @@ import jax
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -55,13 +55,7 @@ def fed_prox(
     """
     check_arguments(fed_prox, locals())
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
 
     def client_update(
         message: Variables,

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.algorithms.clients.personal_model_state import (
@@ -87,13 +87,7 @@ def p_fed_me(
     check_integer("personal_steps", personal_steps, low=1)
     check_number("hyper.personal_learning_rate", hyper.personal_learning_rate, low=0)
     check_number("hyper.proximal_weight", hyper.proximal_weight, low=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
 
     def client_update(
         message: Variables,

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.algorithms.clients.personal_model_state import (
@@ -95,13 +95,7 @@ def per_fed_avg(
     check_integer("training.batch_size", training.batch_size, low=BATCHES[variant])
     check_number("hyper.adaptation_rate", hyper.adaptation_rate, low=0)
     check_number("hyper.difference", hyper.difference, above=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
 
     def client_update(
         message: Variables,

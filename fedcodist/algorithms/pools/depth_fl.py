@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.levels import (
@@ -99,13 +99,7 @@ def depth_fl(
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
     if not levels:
         raise ValueError("levels must hold at least one level, got none.")
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     whole, shapes = averaging._replace(hyper=hyper), variable_shapes(model).params
     pools, parts = {}, {}
     for level, settings in levels.items():

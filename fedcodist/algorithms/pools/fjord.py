@@ -14,11 +14,11 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
     Schedule,
     client_result,
     constant,
     fed_avg,
+    learning_rates,
 )
 from fedcodist.algorithms.pools.hetero_fl import (
     HeteroFLAdjustments,
@@ -107,13 +107,7 @@ def fjord(
     check_levels(model, levels, layers, columns, HeteroFLAdjustments(masked=False))
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0, high=1)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    averaging = fed_avg(
-        model,
-        training,
-        server_optimizer,
-        schedule,
-        FedAvgHyper(hyper.client_learning_rate, hyper.server_learning_rate),
-    )
+    averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     whole = averaging._replace(hyper=hyper)
     networks: dict[str, Model] = {}
     parts: dict[str, PartOf] = {}
