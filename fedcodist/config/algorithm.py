@@ -37,4 +37,8 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
             raise ValueError(
                 f"training.privacy must be of methods with pools, got algorithm.name={entry.name}."
             )
+    if entry.kind != PARTIES and config.algorithm.get("privacy") is not None:
+        raise ValueError(
+            f"algorithm.privacy must be of methods of parties, got algorithm.name={entry.name}."
+        )
     return _BUILDERS[entry.kind](config, data)

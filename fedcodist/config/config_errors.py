@@ -16,6 +16,7 @@ _SETTINGS = (
     (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
     (r"training\.privacy\.(?:adaptive|noise_multiplier)\.(\w+)", "training.privacy.{}"),
     (r"privacy\.(\w+)", "training.privacy.{}"),
+    (r"privacy\.(\w+)", "algorithm.privacy.{}"),  # of parties
     (r"accountant\b", "training.privacy.accountant"),
     (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),
     (r"alpha\['(\w+)'\]", "pools.{}.alpha"),

@@ -191,6 +191,17 @@ def privacy(**differs: Any) -> dict[str, Any]:
     return settings | differs
 
 
+def party_privacy(**differs: Any) -> dict[str, Any]:
+    """`algorithm.privacy` of FedMD, DS-FL, FD and FedProto: parties clip what they send."""
+    settings: dict[str, Any] = dict(
+        clip=1.0,  # of the norm of an example's scores, or of a class's mean
+        epsilon=config_dict.placeholder(float),  # the budget; training ends where it is spent
+        delta=1e-5,
+        noise_multiplier=config_dict.placeholder(float),  # chosen to fit the budget, if not set
+    )
+    return settings | differs
+
+
 def secure_sum(value_range: float, **differs: Any) -> dict[str, Any]:
     """`training.secure_sum`; `value_range` bounds every coordinate that a client sends."""
     settings: dict[str, Any] = dict(

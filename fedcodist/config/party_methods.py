@@ -30,6 +30,7 @@ from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
 from fedcodist.config.optimizers import optimizer_of
+from fedcodist.config.party_privacy import party_noise_multiplier, private_sum
 from fedcodist.config.referenced_networks import referenced_model
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
@@ -48,6 +49,7 @@ from fedcodist.models.fed_md import (
     output_penalty,
 )
 from fedcodist.models.headed import Headed, headed
+from fedcodist.privacy.private_parties import counted
 from fedcodist.run.run_folder import PHASES
 
 PyTree = Any
@@ -72,7 +74,12 @@ def build_of_parties(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """The method of parties that a config's `algorithm` names."""
     function = function_of(algorithm_entry(config))
     given = offered(function, OFFERS, config, data)
+    noise_multiplier = party_noise_multiplier(config, data.splits["train"].num_clients)
+    if noise_multiplier is not None:
+        given["reduce"] = private_sum(config, noise_multiplier)
     algorithm = bind(function, config.algorithm, "algorithm.", **given)
+    if noise_multiplier is not None:
+        algorithm = counted(algorithm, noise_multiplier)
     if config.get("phases") is not None and config.phases.stopping == "test_data":
         # The name is changed afterwards, since the draw of batches may depend on it.
         return algorithm._replace(name=f"{algorithm.name}, {PHASES} stopped on test data")

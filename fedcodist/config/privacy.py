@@ -141,8 +141,8 @@ def example_privacy_of(config: ConfigDict) -> Callable[..., Any] | None:
 
 
 def budget_of(config: ConfigDict) -> PrivacyBudget | None:
-    """The run's budget; None where `training.privacy` is not set."""
-    settings = config.get("training", {}).get("privacy")
+    """The run's budget; None without `training.privacy` and, of parties, `algorithm.privacy`."""
+    settings = config.get("training", {}).get("privacy") or config.algorithm.get("privacy")
     if settings is None:
         return None
     return PrivacyBudget(settings.delta, settings.get("epsilon"), settings.get("accountant"))

@@ -392,6 +392,10 @@ ALLOWED: dict[str, Check] = {
     "algorithm.optimizer": check_text,
     "algorithm.epsilon": _number(above=0),
     "algorithm.output_penalty": _RATE,
+    "algorithm.privacy.clip": _number(above=0),
+    "algorithm.privacy.epsilon": _or_none(_number(above=0)),
+    "algorithm.privacy.delta": _below_one,
+    "algorithm.privacy.noise_multiplier": _or_none(_RATE),
     "algorithm.epochs": _whole(),
     "algorithm.digest_batch_size": _whole(),
     "algorithm.digest_epochs": _whole(0),
@@ -494,6 +498,7 @@ ALLOWED: dict[str, Check] = {
 }
 _GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {
+    "algorithm.privacy",
     "algorithm.validation",
     "data.domains",
     "data.partition",

@@ -17,7 +17,7 @@ training before them.
     fedcodist compare digits_parties
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from fedcodist.configs import digits_fed_md
 
@@ -129,9 +129,10 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 batch_size=common.revisit_batch_size,
                 **own,
             )
+    with config.unlocked():
+        config.parties.embedding_width = config_dict.placeholder(int)
     if run in HEADS:
-        with config.unlocked():
-            config.parties.embedding_width = EMBEDDING_WIDTH
+        config.parties.embedding_width = EMBEDDING_WIDTH
     config.phases.centralised_bound = False
     config.phases.cache = "data/pretraining"
     return config

@@ -41,7 +41,7 @@ def clients_plot(collection: Collection) -> "Figure | None":
             axes.plot(
                 100 * (np.arange(len(values)) + 0.5) / len(values),
                 values,
-                LINES[models.index(model) % len(LINES)],
+                linestyle=LINES[models.index(model) % len(LINES)],
                 color=colours[index],
                 label=f"{label}, {model}".replace("$", r"\$") if len(models) > 1 else label,
                 linewidth=1.4,

@@ -535,6 +535,8 @@ def test_clients_are_plotted_from_the_lowest_to_the_highest(tmp_path):
         for model, values in {
             "small": [0.8, 0.2, 0.6, 0.4],
             "small_fine_tuned": [0.9, 0.8, 0.7, 1.0],
+            "personal": [0.1, 0.2, 0.3, 0.4],
+            "personal_fine_tuned": [0.4, 0.3, 0.2, 0.1],  # the last style of lines, a pattern
         }.items()
     }
     save_clients(folder / CLIENTS, 100, {"client_test": measured})
