@@ -64,6 +64,9 @@ DESCRIPTIONS = {
     "cnn_small": "FedAvg, the codistillation paper's small CNN (109,348 parameters) on 24x24 images; "
     "20 clients of 100 images.",
     "cnn_large": "The same with its large CNN (410,084 parameters).",
+    "private": "cnn_small with user-level differential privacy: clients have equal weights, their "
+    "updates are clipped to a norm that about half of them exceed in the first round, and the sum of "
+    "updates gets Gaussian noise.",
     "digits": "FedAvg, a network of 4,810 parameters on 8x8 images; 20 clients of 100 images.",
     "emnist": "FedAvg, the CNN of the federated EMNIST benchmarks (1,206,590 parameters) on 28x28 "
     "images; 20 of 3,400 clients of 1 to 300 images.",
@@ -323,6 +326,10 @@ def agreement(record: Record) -> Iterable[str]:
         text += (
             " Of the workloads htfl_* HtFLlib is the reference, after two rounds, of htfl_fed_proto "
             "after one."
+        )
+    if any(line["workload"] in side_by_side.PRIVATE for line in lines):
+        text += (
+            " Private rounds are compared without their noise, since each program draws its own."
         )
     yield text
     rows = []

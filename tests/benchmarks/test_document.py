@@ -215,6 +215,10 @@ def test_what_was_checked_is_a_table():
     assert cells(text, "digits") == row
     assert cells(text, "merged") == ["merged", "float64", commit, "2e-12", NOT_SUPPORTED, ""]
     assert "### The same computation" in text and "0.0001 and less" in text
+    assert "without their noise" not in text
+    of_privacy = checked()
+    of_privacy["checked"][0]["workload"] = "private"
+    assert "Private rounds are compared without their noise" in document.render([of_privacy])
     # In the order of the list of workloads.
     assert text.index("| digits |") < text.index("| merged |")
 
