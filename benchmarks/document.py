@@ -23,6 +23,7 @@ import cold_start
 import distillation_cost
 import fedavg_cnn
 import overhead
+import privacy_cost
 import program_size
 import records
 import scale
@@ -64,6 +65,9 @@ DESCRIPTIONS = {
     "cnn_small": "FedAvg, the codistillation paper's small CNN (109,348 parameters) on 24x24 images; "
     "20 clients of 100 images.",
     "cnn_large": "The same with its large CNN (410,084 parameters).",
+    "private": "cnn_small with user-level differential privacy: clients have equal weights, their "
+    "updates are clipped to a norm that about half of them exceed in the first round, and the sum of "
+    "updates gets Gaussian noise.",
     "digits": "FedAvg, a network of 4,810 parameters on 8x8 images; 20 clients of 100 images.",
     "emnist": "FedAvg, the CNN of the federated EMNIST benchmarks (1,206,590 parameters) on 28x28 "
     "images; 20 of 3,400 clients of 1 to 300 images.",
@@ -186,6 +190,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
             cold_start.KIND,
             program_size.KIND,
             overhead.KIND,
+            privacy_cost.KIND,
             scale.KIND,
             distillation_cost.KIND,
             svd_cost.KIND,
@@ -219,6 +224,7 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         ("Cold start", cold_start.KIND, starts),
         ("Size of a round's program", program_size.KIND, sizes),
         ("Evaluating and logging", overhead.KIND, looking),
+        ("The cost of privacy", privacy_cost.KIND, protecting),
         ("Scale", scale.KIND, growth),
         ("Distillation with more clients", distillation_cost.KIND, teaching),
         ("SVD in a round of FedKD", svd_cost.KIND, decomposing),
@@ -323,6 +329,10 @@ def agreement(record: Record) -> Iterable[str]:
         text += (
             " Of the workloads htfl_* HtFLlib is the reference, after two rounds, of htfl_fed_proto "
             "after one."
+        )
+    if any(line["workload"] in side_by_side.PRIVATE for line in lines):
+        text += (
+            " Private rounds are compared without their noise, since each program draws its own."
         )
     yield text
     rows = []
@@ -447,6 +457,24 @@ def looking(record: Record) -> Iterable[str]:
             more += " (beyond the target)"
         rows.append([way, _over([1000 * seconds for seconds in own]), more])
     yield _table(["evaluated", "ms/round", "adds, % of a round"], rows)
+
+
+def protecting(record: Record) -> Iterable[str]:
+    """A private round beside a plain one."""
+    found = privacy_cost.ratios(record)
+    yield (
+        f"Rounds of the workloads cnn_small and private, in turn in {record['processes']} processes, "
+        f"{len(found)} turns of {record['rounds']} rounds of each. Both train the same clients; in a "
+        "private round the update of each client is clipped, and their sum gets Gaussian noise. The "
+        f"target is at most {record['target']:.0%} more in the median, and the program fails beyond it."
+    )
+    rows = []
+    for kind, own in record["seconds_per_round"].items():
+        by_plain = _over(found) if kind == privacy_cost.PRIVATE else ""
+        if by_plain and privacy_cost.beyond_target(record):
+            by_plain += " (beyond the target)"
+        rows.append([kind, _over([1000 * seconds for seconds in own]), by_plain])
+    yield _table(["round", "ms/round", "by the plain one"], rows)
 
 
 def growth(record: Record) -> Iterable[str]:

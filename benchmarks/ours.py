@@ -142,6 +142,8 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
 
     def weights():
         servers = getattr(state[0], "models", state[0])  # FedSDD's state has more than its models
+        if inputs.privacy is not None:
+            servers = {name: server.inner for name, server in servers.items()}
         if method_of(inputs) == "fed_md":
             # Of an architecture's only party.
             servers = {n: jax.tree.map(lambda x: x[:, 0], p.variables) for n, p in servers.items()}
@@ -546,7 +548,7 @@ def method_of(inputs: work.Inputs) -> str | None:
 
 
 def make_pool(inputs: work.Inputs, name: str):
-    """A pool that trains by federated averaging from the file's weights."""
+    """A pool that trains by federated averaging, private if its workload is, from the file's weights."""
     import jax.numpy as jnp
     import numpy as np
     import optax
@@ -555,6 +557,7 @@ def make_pool(inputs: work.Inputs, name: str):
     from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
+    from fedcodist.privacy.private import private
     from fedcodist.text.next_token import language_model, next_tokens
 
     network, cohorts, weights, _ = inputs.pools[name]
@@ -572,6 +575,8 @@ def make_pool(inputs: work.Inputs, name: str):
     if method_of(inputs) == "fed_sdd":
         optimizer, hyper = optax.sgd, FedAvgHyper(work.CLIENT_LEARNING_RATE, 1.0)  # the mean
     method = fed_avg(model, training, optimizer, hyper=hyper)
+    if inputs.privacy is not None:
+        method = private(method, *inputs.privacy)
     number = work.WORKLOADS[inputs.workload].population.clients
     clients = list(inputs.pools).index(name) * number + np.arange(number)
     return Pool(method, clients, cohorts.shape[1])
@@ -585,6 +590,7 @@ def make_network(workload: str, pool: str):
     networks = {
         "cnn_small": cnn.small_cnn,
         "cnn_large": cnn.large_cnn,
+        "private": cnn.small_cnn,
         "digits": lambda: digits.MLP(hidden=(64,)),
         "emnist": lambda: emnist.emnist_cnn(dropout=(0.0, 0.0)),
         "resnet20": resnet.resnet20,

@@ -19,10 +19,11 @@ it.
 
 `--check` compares the weights after one round with the PyTorch loop's. It uses float64 if differences in
 float32 would be mostly rounding: with distillation, since Adam makes a full step from a gradient near
-zero, and with convolutions. The workloads htfl_* are compared with HtFLlib's own code, most of them
-after two rounds. This code is not in this repository; peers/htfllib/program.py says how to get it. If
-the variable HTFLLIB is not set, these workloads are measured only when named. The results are written to
-results/benchmarks/; a workload's lines there replace its old ones.
+zero, and with convolutions. Private rounds are compared without their noise, since each program draws
+its own. The workloads htfl_* are compared with HtFLlib's own code, most of them after two rounds. This
+code is not in this repository; peers/htfllib/program.py says how to get it. If the variable HTFLLIB is
+not set, these workloads are measured only when named. The results are written to results/benchmarks/; a
+workload's lines there replace its old ones.
 
 `--accelerator` measures the programs that can use one, each in one process. Without it accelerators are
 hidden from all programs. With the device's peak in `--peak-tflops`, the record has the share of it that
@@ -63,6 +64,7 @@ KIND, CHECK = "side_by_side", "check"
 ROUNDS = {
     "cnn_small": 5,
     "cnn_large": 3,
+    "private": 5,
     "digits": 50,
     "emnist": 3,
     "resnet20": 1,
@@ -92,10 +94,15 @@ DISTILLATION = (
     *("merged", "periodic", "fed_sdd", "fed_md"),
     *("mhd", "mhd_digits", "mhd_64", "fed_kd"),
 )
-# Workloads that are checked in float64. A few steps of ResNet-20 amplify float32's rounding so much that
-# the loop's own rounds in float32 and float64 differ by as much as the weights move in a round. In the
-# CNNs, near-ties of a max-pool send gradients to other pixels, and Adam makes full steps of them.
-IN_DOUBLE = (*DISTILLATION, *HTFL, "resnet20", "cnn_small", "cnn_large", "emnist")
+# Rounds with user-level privacy. FedJAX's federated averaging neither clips nor adds noise. Flower's
+# private strategies go around another one and add noise to its new weights. So the noise would come
+# after the server's Adam, not before it.
+PRIVATE = ("private",)
+# Workloads that are checked in float64, and without noise. A few steps of ResNet-20 amplify float32's
+# rounding so much that the loop's own rounds in float32 and float64 differ by as much as the weights
+# move in a round. In the CNNs, near-ties of a max-pool send gradients to other pixels, and Adam makes
+# full steps of them.
+IN_DOUBLE = (*DISTILLATION, *HTFL, *PRIVATE, "resnet20", "cnn_small", "cnn_large", "emnist")
 # These variables would give some programs compiled programs, and others no compiled Python modules.
 NOT_INHERITED = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
 NOT_SUPPORTED = "not supported"
@@ -174,13 +181,13 @@ PROGRAMS = {
     ),
     REFERENCE: _peer(REFERENCE, several=False, accelerated=True),
     # FedJAX's models have no mutable state; pfl-research averages parameters alone.
-    "fedjax": _peer("fedjax", lacks=("resnet20", *DISTILLATION, *HTFL)),
+    "fedjax": _peer("fedjax", lacks=("resnet20", *PRIVATE, *DISTILLATION, *HTFL)),
     "pfl_research": _peer(
         "pfl_research", lacks=("resnet20", *DISTILLATION, *HTFL), accelerated=True
     ),
     # Flower averages weights, not updates. For the thousands of words that no client has, Adam would
     # make steps of float32's rounding in this mean, so Flower would compute another round of text.
-    "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *DISTILLATION, *HTFL)),
+    "flower": _peer("flower", lacks=("lstm_small", "lstm_large", *PRIVATE, *DISTILLATION, *HTFL)),
     # The user gets its code: see its program.
     HTFLLIB: _peer(
         HTFLLIB,

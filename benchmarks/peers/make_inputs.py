@@ -43,7 +43,7 @@ def write(workload: str, path: Path) -> None:
 
 def make(workload: str) -> dict[str, np.ndarray]:
     """A workload's arrays, always the same."""
-    networks, population, cohort, distillation = work.WORKLOADS[workload]
+    networks, population, cohort, distillation, _ = work.WORKLOADS[workload]
     network = next(iter(networks.values()))
     draws = np.random.default_rng(SEED)
     # FedKD's pools have the same clients, and FML's meme has none.

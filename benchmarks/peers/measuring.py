@@ -36,7 +36,7 @@ def parse_arguments(
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--save-weights", type=Path, help="writes the weights after one round")
-    parser.add_argument("--double", action="store_true", help="compute in float64, to compare")
+    parser.add_argument("--double", action="store_true", help="to compare: in float64, no noise")
     if accelerated:
         parser.add_argument("--accelerator", action="store_true", help="instead of the processor")
     arguments = parser.parse_args()

@@ -166,6 +166,21 @@ class Distillation(NamedTuple):
     steps: int = 0
 
 
+class Privacy(NamedTuple):
+    """User-level differential privacy of a round of federated averaging.
+
+    Each client's update is scaled so that its norm is at most `clip`. All clients have the same weight,
+    however many examples they have. The sum of updates gets Gaussian noise.
+
+    Attributes:
+      clip: the bound of an update's norm, over all arrays together.
+      noise_multiplier: the noise's standard deviation, divided by `clip`.
+    """
+
+    clip: float
+    noise_multiplier: float
+
+
 class Workload(NamedTuple):
     """The networks that are trained, and their clients.
 
@@ -174,12 +189,14 @@ class Workload(NamedTuple):
       population: of each pool.
       cohort: clients of each pool in a round.
       distillation: of several pools' models, else None.
+      privacy: of federated averaging with one pool, else None.
     """
 
     networks: Mapping[str, "AnyNetwork"]
     population: Population
     cohort: int = 20
     distillation: Distillation | None = None
+    privacy: Privacy | None = None
 
 
 _EQUAL = Population(100, 100, 100)
@@ -227,6 +244,8 @@ def _htfl(method: str) -> Workload:
 WORKLOADS = {
     "cnn_small": Workload({POOL: _SMALL}, _EQUAL),
     "cnn_large": Workload({POOL: _LARGE}, _EQUAL),
+    # The same data as cnn_small's. About half of its updates have a larger norm in the first round.
+    "private": Workload({POOL: _SMALL}, _EQUAL, privacy=Privacy(0.3, 1.0)),
     "digits": Workload({POOL: _DIGITS}, _EQUAL),
     "emnist": Workload({POOL: _EMNIST}, Population(3400, 1, 300)),
     "resnet20": Workload({POOL: _RESNET20}, _EQUAL, cohort=8),
@@ -278,6 +297,7 @@ class Inputs(NamedTuple):
       pools: name -> Pool.
       unlabelled: floats [UNLABELLED, *image] with steps of distillation, else None.
       unlabelled_rows: int32 [rounds, steps, DISTILLATION_BATCH] with steps of distillation, else None.
+      privacy: the workload's; without noise if programs are compared, since each draws its own.
     """
 
     workload: str
@@ -287,6 +307,7 @@ class Inputs(NamedTuple):
     pools: dict[str, Pool]
     unlabelled: np.ndarray | None = None
     unlabelled_rows: np.ndarray | None = None
+    privacy: Privacy | None = None
 
     @property
     def pool(self) -> Pool:
@@ -305,7 +326,7 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
     Args:
       path: the file.
       workload: the workload for which the file must be.
-      double: whether floats are float64 instead of float32.
+      double: to compare programs: floats are float64 instead of float32, and privacy has no noise.
     """
     dtype = np.float64 if double else np.float32
     if not path.is_file():
@@ -332,7 +353,9 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
         images, labels = tokens[:, :-1], tokens[:, 1:]
     else:
         images, labels = _normalised(arrays["pixels"], dtype), arrays["labels"]
-    unlabelled = arrays.get("unlabelled")
+    unlabelled, privacy = arrays.get("unlabelled"), WORKLOADS[workload].privacy
+    if privacy is not None and double:
+        privacy = privacy._replace(noise_multiplier=0.0)
     return Inputs(
         workload,
         images,
@@ -341,6 +364,7 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
         pools,
         None if unlabelled is None else _normalised(unlabelled, dtype),
         arrays.get("unlabelled_rows"),
+        privacy,
     )
 
 

@@ -12,6 +12,7 @@ from benchmarks import (
     fedavg_cnn,
     machine,
     overhead,
+    privacy_cost,
     records,
     scale,
     side_by_side,
@@ -101,6 +102,12 @@ def looked(**more):
     about = {"processes": 2, "rounds": 20, "target": 0.02}
     about["seconds_per_round"] = dict(zip(overhead.WAYS, seconds, strict=True))
     return common("overhead", "overhead", **about, **more)
+
+
+def protected(**more):
+    about = {"processes": 2, "rounds": 5, "target": 0.1}
+    about["seconds_per_round"] = {"plain": [0.1, 0.2, 0.1], "private": [0.105, 0.22, 0.1]}
+    return common("privacy_cost", "privacy_cost", **about, **more)
 
 
 def traced(**more):
@@ -215,6 +222,10 @@ def test_what_was_checked_is_a_table():
     assert cells(text, "digits") == row
     assert cells(text, "merged") == ["merged", "float64", commit, "2e-12", NOT_SUPPORTED, ""]
     assert "### The same computation" in text and "0.0001 and less" in text
+    assert "without their noise" not in text
+    of_privacy = checked()
+    of_privacy["checked"][0]["workload"] = "private"
+    assert "Private rounds are compared without their noise" in document.render([of_privacy])
     # In the order of the list of workloads.
     assert text.index("| digits |") < text.index("| merged |")
 
@@ -285,6 +296,15 @@ def test_evaluating_beyond_the_target_is_marked():
     assert "(beyond the target)" not in document.render([looked() | {"target": 0.021}])
 
 
+def test_a_private_round_is_shown_beside_a_plain_one():
+    text = document.render([protected()])
+    assert cells(text, "plain") == ["plain", "100 (100 to 200)", ""]
+    assert cells(text, "private") == ["private", "105 (100 to 220)", "1.05 (1.00 to 1.10)"]
+    assert "3 turns of 5 rounds" in text and "at most 10% more" in text
+    slow = protected() | {"target": 0.04}
+    assert cells(document.render([slow]), "private")[2] == "1.05 (1.00 to 1.10) (beyond the target)"
+
+
 def test_distillation_with_more_clients_has_a_table_and_a_plot(folder, tmp_path, capsys):
     records.write(taught(), folder)
     output = tmp_path / "BENCHMARKS.md"
@@ -327,7 +347,7 @@ def test_lines_of_the_plot_are_the_medians():
 
 def test_every_table_has_rows_of_one_width():
     measured = [taught(), compared(), checked(), gemm(), traced(), cold(), grown(), decomposed()]
-    text = document.render(measured, "a note")
+    text = document.render([*measured, protected()], "a note")
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -405,6 +425,7 @@ def test_tables_in_the_terminal():
     assert "200 GFLOP/s" in fedavg_cnn.table(gemm()) and "50.0%" in fedavg_cnn.table(gemm())
     assert "1.50" in cold_start.table(cold()) and "< 15" in cold_start.table(cold())
     assert "2.0%" in overhead.table(looked())
+    assert "private / plain: 1.050 (1.000 to 1.100)" in privacy_cost.table(protected())
     for part in ("1,000,000", "0.500", "60%", "123.4", "20 at once, bfloat16, rematerialised"):
         assert part in scale.table(grown())
     assert "4000.0" in distillation_cost.table(taught())

@@ -9,7 +9,15 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import cold_start, distillation_cost, machine, overhead, records, scale
+from benchmarks import (
+    cold_start,
+    distillation_cost,
+    machine,
+    overhead,
+    privacy_cost,
+    records,
+    scale,
+)
 from benchmarks.peers import measuring
 from benchmarks.scale import Configuration
 
@@ -363,6 +371,34 @@ def test_every_way_of_looking_is_measured(tmp_path):
     (record,) = records.newest(tmp_path)
     assert list(record["seconds_per_round"]) == list(overhead.WAYS)
     assert all(len(own) == 1 and own[0] > 0 for own in record["seconds_per_round"].values())
+
+
+@pytest.mark.parametrize(("private", "status"), [(1.09, 0), (1.11, 1)])
+def test_privacy_beyond_its_target_is_a_failure(private, status, tmp_path, monkeypatch, capsys):
+    """In the median of the ratios; the second turn is slower as a whole, the third was disturbed."""
+    measured = {
+        privacy_cost.PLAIN: [0.1, 0.2, 0.1],
+        privacy_cost.PRIVATE: [0.1 * private, 0.2 * private, 0.3],
+    }
+    script = str(records.ROOT / "benchmarks" / "privacy_cost.py")
+    monkeypatch.setattr("sys.argv", [script, "--results", str(tmp_path)])
+    monkeypatch.setattr(privacy_cost.launch, "is_child", lambda: True)
+    monkeypatch.setattr(privacy_cost.launch, "join", lambda: None)
+    monkeypatch.setattr(privacy_cost, "measure", lambda turns: measured)
+    assert privacy_cost.main() == status
+    (record,) = records.newest(tmp_path)
+    assert record["seconds_per_round"] == measured
+    said = capsys.readouterr().out
+    assert f"private / plain: {private:.3f} ({private:.3f} to 3.000)" in said
+    assert ("more than the target of 1.10" in said) == bool(status)
+
+
+@pytest.mark.slow
+def test_private_rounds_are_measured_beside_plain_ones(tmp_path):
+    _output("privacy_cost.py", "--turns=2", "--results", str(tmp_path), statuses=(0, 1))
+    (record,) = records.newest(tmp_path)
+    assert list(record["seconds_per_round"]) == [privacy_cost.PLAIN, privacy_cost.PRIVATE]
+    assert all(len(own) == 2 and min(own) > 0 for own in record["seconds_per_round"].values())
 
 
 def _last_line(*arguments):

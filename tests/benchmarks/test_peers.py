@@ -513,6 +513,7 @@ FED_MD_THREES = (30_464, 23_504, 44_304, 19_072, 26_032)
     [
         ("cnn_small", [109_348]),
         ("cnn_large", [410_084]),
+        ("private", [109_348]),
         ("digits", [4_810]),
         ("emnist", [1_206_590]),
         ("resnet20", [272_474]),
@@ -549,6 +550,20 @@ def test_every_workload_has_rounds_and_a_program_that_can_do_it():
             assert workload not in side_by_side.PROGRAMS[name].lacks
     lacking = {workload for p in side_by_side.PROGRAMS.values() for workload in p.lacks}
     assert lacking <= set(work.WORKLOADS)
+
+
+def test_a_private_round_is_of_the_plain_ones_clients_and_compared_without_noise(tmp_path):
+    plain, private = (make_inputs.make(workload) for workload in ("cnn_small", "private"))
+    assert set(plain) == set(private)
+    for name in set(plain) - {"workload"}:
+        np.testing.assert_array_equal(plain[name], private[name])
+    np.savez(tmp_path / "inputs.npz", **private)
+    read = lambda double: work.read_inputs(tmp_path / "inputs.npz", "private", double)
+    assert read(double=False).privacy == work.WORKLOADS["private"].privacy
+    assert read(double=False).privacy.noise_multiplier > 0
+    assert read(double=True).privacy == (work.WORKLOADS["private"].privacy.clip, 0.0)
+    own = {name for name, workload in work.WORKLOADS.items() if workload.privacy is not None}
+    assert own == set(side_by_side.PRIVATE) <= set(side_by_side.IN_DOUBLE)
 
 
 def test_what_a_program_lacks_is_not_run(stand_in, calls, job):

@@ -21,6 +21,7 @@ def of(workload):
     [
         ("cnn_small", cnn.small_cnn),
         ("cnn_large", cnn.large_cnn),
+        ("private", cnn.small_cnn),
         ("digits", lambda: digits.MLP(hidden=(64,))),
         ("emnist", lambda: emnist.emnist_cnn(dropout=(0.0, 0.0))),
         ("resnet20", resnet.resnet20),

@@ -29,10 +29,10 @@ def main() -> int:
 
 def measure(arguments) -> None:
     """Trains and reports. The imports are made only here, since they join the processes."""
+    import numpy as np
     import torch
     from peers import torch_device, torch_networks
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback.base import TrainingProcessCallback
@@ -66,11 +66,15 @@ def measure(arguments) -> None:
     data = make_data(inputs, measuring.cohorts(inputs, arguments))
     rounds = measuring.total_rounds(arguments)
     cohort = work.WORKLOADS[inputs.workload].cohort
+    postprocessors = make_postprocessors(inputs.privacy)
+    # A private server draws its noise from a seed of NumPy. Every process adds it to the same sum, so all
+    # must draw the same.
+    np.random.seed(0)
     started = torch_device.clock()
     FederatedAveraging().run(
         # The first round is evaluated with any frequency; it is not timed.
         NNAlgorithmParams(rounds, rounds, cohort, val_cohort_size=0),
-        SimulatedBackend(data, None, [WeightByDatapoints()]),
+        SimulatedBackend(data, None, postprocessors),
         model,
         NNTrainHyperParams(
             local_num_epochs=1,
@@ -89,6 +93,17 @@ def measure(arguments) -> None:
         measuring.report("pfl_research", name, arguments, times, memory, peak_device_mb=device_mb)
     if several:
         torch.distributed.barrier()
+
+
+def make_postprocessors(privacy: work.Privacy | None):
+    """What happens to clients' updates before they are summed, and to their sum."""
+    from pfl.aggregate.weighting import WeightByDatapoints, WeightByUser
+    from pfl.privacy.gaussian_mechanism import GaussianMechanism
+    from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+
+    if privacy is None:
+        return [WeightByDatapoints()]
+    return [WeightByUser(), CentrallyAppliedPrivacyMechanism(GaussianMechanism(*privacy))]
 
 
 def make_network(network: work.Network | work.LanguageNetwork):

@@ -14,6 +14,7 @@ from fed_md import Party, collaborate
 from fed_sdd import teach
 from peers import measuring, torch_device, torch_networks
 from peers import workload as work
+from private import add_noise, clip
 
 ROWS = ("digest", "revisit", "private", "public")  # orders that are indices of images
 
@@ -21,11 +22,12 @@ ROWS = ("digest", "revisit", "private", "public")  # orders that are indices of 
 class Server:
     """A pool's model: `network` is the server's, `trained` the copy that its clients train.
 
-    With `plain` the server takes the clients' mean, otherwise a step of Adam.
+    With `plain` the server takes the clients' mean, otherwise a step of Adam. With `privacy` the mean
+    is private.
     """
 
-    def __init__(self, pool: work.Pool, plain: bool = False):
-        self.plain = plain
+    def __init__(self, pool: work.Pool, plain: bool = False, privacy: work.Privacy | None = None):
+        self.plain, self.privacy = plain, privacy
         self.network = torch_networks.make_network(pool.network)
         torch_networks.load_weights(self.network, pool.weights)
         self.trained = copy.deepcopy(self.network)
@@ -66,7 +68,7 @@ def main() -> int:
         federation = fed_kd.Federation(inputs.pools, len(clients))
     else:
         plain = method == "fed_sdd"
-        servers = {name: Server(pool, plain) for name, pool in inputs.pools.items()}
+        servers = {name: Server(pool, plain, inputs.privacy) for name, pool in inputs.pools.items()}
     if inputs.unlabelled is not None:
         unlabelled = torch_networks.image_tensor(inputs.unlabelled)
     rounds = measuring.rounds(arguments)
@@ -154,28 +156,35 @@ def sdd_round(servers, cohorts, batches) -> None:
 def aggregate(server: Server, cohort) -> None:
     """Clients train; the weighted mean of their updates becomes the server's gradient.
 
-    Batch statistics become the clients' weighted mean.
+    Batch statistics become the clients' weighted mean. Clients' weights are their numbers of examples;
+    if the server is private they are equal.
     """
+    privacy = server.privacy
     received = list(server.network.parameters())
     statistics = _statistics(server.network)
     means = [torch.zeros_like(value) for value in statistics]
     for parameter in received:
         parameter.grad = torch.zeros_like(parameter)
-    examples = sum(len(labels) for _, labels in cohort)
-    for images, labels in cohort:
+    weights = [1 if privacy is not None else len(labels) for _, labels in cohort]
+    for weight, (images, labels) in zip(weights, cohort, strict=True):
         trained = list(server.trained.parameters())
         with torch.no_grad():
             own = [*trained, *_statistics(server.trained)]
             for value, sent in zip(own, [*received, *statistics], strict=True):
                 value.copy_(sent)
         torch_networks.train_client(server.trained, images, labels)
-        share = len(labels) / examples
+        share = weight / sum(weights)
         with torch.no_grad():
-            for value, parameter in zip(trained, received, strict=True):
-                parameter.grad.add_(parameter - value, alpha=share)
+            update = [old - new for old, new in zip(received, trained, strict=True)]
+            if privacy is not None:
+                clip(update, privacy.clip)
+            for tensor, parameter in zip(update, received, strict=True):
+                parameter.grad.add_(tensor, alpha=share)
             # Training replaces running variances by new tensors.
             for value, mean in zip(_statistics(server.trained), means, strict=True):
                 mean.add_(value, alpha=share)
+    if privacy is not None:
+        add_noise([parameter.grad for parameter in received], privacy, len(cohort))
     for value, mean in zip(statistics, means, strict=True):
         value.copy_(mean)
 
