@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 PyTree = Any
@@ -20,20 +21,22 @@ def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> 
       per_layer: clip each of the m arrays at bound / sqrt(m) in place of the whole, so that a large
         layer does not shrink the others (McMahan et al., 2018, https://arxiv.org/abs/1710.06963).
     """
-    tree = _finite(tree)
-    if not per_layer:
-        scale = _scale(optax.tree.norm(tree), bound)
-        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), tree)
+    norm = optax.tree.norm(tree)
     of_each = bound / max(len(jax.tree.leaves(tree)), 1) ** 0.5
-    return jax.tree.map(
-        lambda leaf: leaf * _scale(jnp.linalg.norm(leaf.reshape(-1)), of_each).astype(leaf.dtype),
-        tree,
-    )
+
+    def clip(leaf: jax.Array) -> jax.Array:
+        scale = (
+            _scale(jnp.linalg.norm(leaf.reshape(-1)), of_each) if per_layer else _scale(norm, bound)
+        )
+        return jnp.where(jnp.isfinite(norm), leaf * scale.astype(leaf.dtype), jnp.zeros_like(leaf))
+
+    return jax.tree.map(clip, tree)
 
 
 def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
     """Whether clipping at the bound would not change the tree; bool scalar."""
-    return optax.tree.norm(_finite(tree)) <= bound
+    norm = optax.tree.norm(tree)
+    return (norm <= bound) | ~jnp.isfinite(norm)
 
 
 def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree:
@@ -44,11 +47,11 @@ def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree
 def standard_normal(tree: PyTree, key: jax.Array) -> PyTree:
     """Independent draws of deviation 1, float32, of the shapes of the tree."""
     leaves, structure = jax.tree.flatten(tree)
-    draws = [
-        jax.random.normal(jax.random.fold_in(key, place), leaf.shape, jnp.float32)
-        for place, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, draws)
+    sizes = [leaf.size for leaf in leaves]
+    # One draw for all arrays: a generator for each takes seconds to compile.
+    draws = jnp.split(jax.random.normal(key, (sum(sizes),), jnp.float32), np.cumsum(sizes)[:-1])
+    shaped = [draw.reshape(leaf.shape) for draw, leaf in zip(draws, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 def plus_noise(tree: PyTree, deviation: jax.Array | float, draws: PyTree) -> PyTree:
@@ -56,12 +59,6 @@ def plus_noise(tree: PyTree, deviation: jax.Array | float, draws: PyTree) -> PyT
     return jax.tree.map(
         lambda leaf, draw: leaf + (deviation * draw).astype(leaf.dtype), tree, draws
     )
-
-
-def _finite(tree: PyTree) -> PyTree:
-    """The tree, or zeros if any of its values is not finite."""
-    is_good = jnp.isfinite(optax.tree.norm(tree))
-    return jax.tree.map(lambda leaf: jnp.where(is_good, leaf, jnp.zeros_like(leaf)), tree)
 
 
 def _scale(norm: jax.Array, bound: jax.Array | float) -> jax.Array:

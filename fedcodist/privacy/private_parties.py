@@ -18,6 +18,7 @@ from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, PrivateCohorts
+from fedcodist.privacy.clipping import noised
 
 PyTree = Any
 
@@ -56,8 +57,8 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
     def finalize(total: tuple[PyTree, jax.Array], message: PyTree, key: jax.Array) -> Aggregate:
         sums, weight = total
         deviation = noise_multiplier * max_weight * scores_sensitivity(sums, clip)
-        noised = _noised(sums, deviation, key)
-        mean = jax.tree.map(lambda scores: scores / jnp.where(weight > 0, weight, 1), noised)
+        noisy = _noised(sums, deviation, key)
+        mean = jax.tree.map(lambda scores: scores / jnp.where(weight > 0, weight, 1), noisy)
         return Aggregate(mean, {}, weight)
 
     return Reduce(prepare, finalize, bound=bound)
@@ -155,13 +156,7 @@ def clipped_rows(rows: jax.Array, clip: Any) -> jax.Array:
 
 def _noised(tree: PyTree, deviation: Any, key: jax.Array) -> PyTree:
     """The tree with Gaussian noise on every number, drawn on the server from the round's key."""
-    leaves, structure = jax.tree.flatten(tree)
-    noise_key = keys.derive(key, "noise")
-    noisy = [
-        leaf + deviation * jax.random.normal(keys.derive(noise_key, place), leaf.shape)
-        for place, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+    return noised(tree, deviation, keys.derive(key, "noise"))
 
 
 def _pair(update: PyTree) -> tuple[list[jax.Array], Any]:

@@ -159,7 +159,7 @@ def test_a_run_is_a_numpy_loop_over_rounds():
         clients = draw(round, count)
         assert all(client % BANDS == round % BANDS for client in clients)
         key = keys.derive(client_key(root, round, "pool"), "reduce", "pool", "noise", "update")
-        normal = jax.random.normal(jax.random.fold_in(key, 0), (FEATURES, CLASSES))
+        normal = jax.random.normal(key, (FEATURES, CLASSES))
         draws.append(np.asarray(normal, np.float64))
         noise = np.tensordot(np.linalg.inv(matrix(BANDS))[round, : round + 1], draws, 1)
         w = w - (sum(step(client, w) for client in clients) + z * CLIP * noise)

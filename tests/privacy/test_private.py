@@ -76,7 +76,7 @@ def test_the_new_model_is_the_mean_of_clipped_updates_and_noise_of_the_server():
     total = sum(bounded(step(client)) for client in drawn)
     assert np.linalg.norm(step(drawn[0])) > CLIP  # so the clip is felt
     key = keys.derive(client_key(jax.random.key(0), 0, "pool"), "reduce", "pool", "noise", "update")
-    noise = jax.random.normal(jax.random.fold_in(key, 0), (FEATURES, CLASSES))
+    noise = jax.random.normal(key, (FEATURES, CLASSES))
     start = np.asarray(MODEL.init(None).params["w"])
     expected = start - (total + z * CLIP * np.asarray(noise)) / cohort
     found = outcome.variables["pool"].params["w"][0]

@@ -156,4 +156,4 @@ def test_the_audit_refutes_wrong_claims_alone():
     assert 0.3 < bound_of(NOISE) < claimed()
     assert bound_of(NOISE / 2) > claimed()  # half of the noise
     assert bound_of(NOISE, clip=100 * CLIP) > claimed()  # the clip is left out
-    assert claimed() < bound_of(NOISE, pools=4) < claimed(4)  # of four nested pools one is counted
+    assert claimed() < bound_of(NOISE, pools=6) < claimed(6)  # of six nested pools one is counted

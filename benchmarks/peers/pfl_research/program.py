@@ -67,8 +67,8 @@ def measure(arguments) -> None:
     rounds = measuring.total_rounds(arguments)
     cohort = work.WORKLOADS[inputs.workload].cohort
     postprocessors = make_postprocessors(inputs.privacy)
-    # A private server draws its noise from a seed of NumPy. Every process adds it to the same sum, so all
-    # must draw the same.
+    # A private server draws its noise with NumPy. Every process adds it to the same sum, so all must
+    # draw the same.
     np.random.seed(0)
     started = torch_device.clock()
     FederatedAveraging().run(
