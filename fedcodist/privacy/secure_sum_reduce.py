@@ -5,8 +5,6 @@ https://eprint.iacr.org/2017/281. Inside a compiled round a random key stands fo
 clients agree; `secure_sum_protocol` has the protocol itself.
 """
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -17,20 +15,10 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.privacy.fixed_point import MOST_BITS, FixedPoint, decoded, encoded, modulo
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
 
 PyTree = Any
-MOST_BITS = 32
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["dtype"])
-@dataclasses.dataclass(frozen=True)
-class FixedPoint:
-    """Integers modulo 2^b, uint32, and the dtype of the numbers that they represent."""
-
-    values: jax.Array
-    dtype: Any
-
 
 # (what is summed, flags (was clipped, is not finite)); the flags are () if nothing is sent.
 Prepared = tuple[PyTree, tuple[FixedPoint, ...]]
@@ -69,7 +57,7 @@ def secure_sum_reduce(
             return aggregate
         measured = {
             "bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
-            "clipped_share": _modulo(total[1][0].values, bits) / num_clients,
+            "clipped_share": modulo(total[1][0].values, bits) / num_clients,
         }
         others = aggregate.extra if isinstance(aggregate.extra, dict) else {}
         return aggregate._replace(extra=others | measured)
@@ -102,7 +90,7 @@ def fixed_point_reduce(
         flags = tuple(
             FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
         )
-        encode = lambda leaf: _encoded(leaf, step, most, bits)
+        encode = lambda leaf: encoded(leaf, step, most, bits)
         return _of_sent_leaves(encode, prepared), flags
 
     def mask(prepared: Prepared, client: jax.Array, clients: jax.Array, key: jax.Array) -> Prepared:
@@ -118,15 +106,15 @@ def fixed_point_reduce(
         sizes = [leaf.size for leaf in _sent_leaves(prepared)]
         all_masks = sum_of_masks(client, clients, key, sum(sizes))
         of_leaves = iter(jnp.split(all_masks, np.cumsum(sizes)[:-1].tolist()))
-        add = lambda leaf: _modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
+        add = lambda leaf: modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
         return _of_sent_leaves(add, prepared)
 
     def finalize(total: Prepared, message: PyTree, key: jax.Array) -> Aggregate:
         if not _is_summed(total):
             return inner.finalize(total[0], message, key)
         numbers, (_, broken) = total
-        is_broken = _modulo(broken.values, bits) > 0
-        decode = lambda number: _decoded(number, step, bits, is_broken)
+        is_broken = modulo(broken.values, bits) > 0
+        decode = lambda number: decoded(number, step, bits, is_broken)
         return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
 
     def bound(update: PyTree) -> PyTree:
@@ -208,32 +196,6 @@ def _largest(value_range: float, max_weight: float) -> float:
 def _most(num_clients: int, bits: int) -> int:
     """The largest integer per client for which the sum of all clients stays below 2^(bits - 1)."""
     return (2 ** (bits - 1) - 1) // num_clients
-
-
-def _encoded(leaf: jax.Array, step: float, most: int, bits: int) -> FixedPoint:
-    """A leaf's numbers as multiples of the step, clipped to +-`most`; 0 in place of NaN."""
-    limit = np.float32(most)
-    if int(limit) > most:  # float32 has rounded up
-        limit = np.nextafter(limit, np.float32(0))
-    multiples = jnp.clip(jnp.round(leaf.astype(jnp.float32) * (1 / step)), -limit, limit)
-    finite = jnp.where(jnp.isfinite(leaf), multiples, 0)
-    values = _modulo(finite.astype(jnp.int32).astype(jnp.uint32), bits)
-    return FixedPoint(values, np.dtype(leaf.dtype).name)
-
-
-def _decoded(number: FixedPoint, step: float, bits: int, is_broken: jax.Array) -> jax.Array:
-    """The inverse of `_encoded` for a sum; NaN where a client's numbers were not finite."""
-    dtype = jnp.dtype(number.dtype)
-    shifted = number.values.astype(jnp.uint32) << (MOST_BITS - bits)
-    signed = shifted.astype(jnp.int32) >> (MOST_BITS - bits)  # copies the sign's bit
-    values = signed.astype(jnp.float32) * step
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.round(values).astype(dtype)
-    return jnp.where(is_broken, jnp.nan, values).astype(dtype)
-
-
-def _modulo(values: jax.Array, bits: int) -> jax.Array:
-    return values & jnp.uint32(2**bits - 1)
 
 
 def _any(tree: PyTree, is_so: Any) -> jax.Array:
