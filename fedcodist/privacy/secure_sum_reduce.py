@@ -5,7 +5,7 @@ https://eprint.iacr.org/2017/281. Inside a compiled round a random key stands fo
 clients agree; `secure_sum_protocol` has the protocol itself.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,30 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.privacy.fixed_point import MOST_BITS, FixedPoint, decoded, encoded, modulo
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
+from fedcodist.privacy.secure_sum_dropouts import (
+    Attendance,
+    check_dropout,
+    dropout_metrics,
+    drops_out,
+    is_discarded,
+    partners,
+)
 
 PyTree = Any
 
-# (what is summed, flags (was clipped, is not finite)); the flags are () if nothing is sent.
-Prepared = tuple[PyTree, tuple[FixedPoint, ...]]
+
+class Prepared(NamedTuple):
+    """What a client sends, or the sum of it.
+
+    Attributes:
+      numbers: what the inner reduction sums, as FixedPoint.
+      flags: (was clipped, is not finite), as FixedPoint; () if nothing is sent.
+      attendance: `Measured` with an Attendance, () if no client can drop out.
+    """
+
+    numbers: PyTree
+    flags: tuple[FixedPoint, ...]
+    attendance: Any = ()
 
 
 def secure_sum_reduce(
@@ -57,7 +76,7 @@ def secure_sum_reduce(
             return aggregate
         measured = {
             "bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
-            "clipped_share": modulo(total[1][0].values, bits) / num_clients,
+            "clipped_share": modulo(total.flags[0].values, bits) / num_clients,
         }
         others = aggregate.extra if isinstance(aggregate.extra, dict) else {}
         return aggregate._replace(extra=others | measured)
@@ -66,17 +85,28 @@ def secure_sum_reduce(
 
 
 def fixed_point_reduce(
-    inner: Reduce, num_clients: int, value_range: float, max_weight: float, bits: int, masks: bool
+    inner: Reduce,
+    num_clients: int,
+    value_range: float,
+    max_weight: float,
+    bits: int,
+    masks: bool,
+    dropout: float = 0.0,
 ) -> Reduce:
-    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves."""
+    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves.
+
+    With `dropout`, as in `secure_sum`, the aggregate has the metrics of `dropout_metrics`. Of a sum that
+    is discarded `inner` gets zeros.
+    """
     check_secure_sum(inner, num_clients, value_range, max_weight, bits)
+    check_dropout(dropout)
     largest = _largest(value_range, max_weight)
     most = _most(num_clients, bits)
     step = largest / most
 
     def prepare(result: ClientResult, key: jax.Array) -> Prepared:
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
-            return inner.prepare(result, key), ()
+            return Prepared(inner.prepare(result, key), ())
         if inner.bound is not None:  # clip norms before single numbers
             result = result._replace(update=inner.bound(result.update))
         prepared = inner.prepare(bounded(result, value_range, max_weight), key)
@@ -91,7 +121,8 @@ def fixed_point_reduce(
             FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
         )
         encode = lambda leaf: encoded(leaf, step, most, bits)
-        return _of_sent_leaves(encode, prepared), flags
+        attendance = Measured(Attendance(jnp.int32(1), jnp.int32(0))) if dropout else ()
+        return Prepared(_of_sent_leaves(encode, prepared), flags, attendance)
 
     def mask(prepared: Prepared, client: jax.Array, clients: jax.Array, key: jax.Array) -> Prepared:
         if not _is_summed(prepared):
@@ -101,6 +132,9 @@ def fixed_point_reduce(
                 f"num_clients must be at least the cohort's size and the cohort at least 2 clients to "
                 f"sum securely, got num_clients={num_clients} and a cohort of {len(clients)}."
             )
+        if dropout:
+            prepared = _left_out(prepared, drops_out(client, key, dropout))
+            clients = partners(client, clients, key, dropout)
         if not masks:
             return prepared
         sizes = [leaf.size for leaf in _sent_leaves(prepared)]
@@ -111,11 +145,19 @@ def fixed_point_reduce(
 
     def finalize(total: Prepared, message: PyTree, key: jax.Array) -> Aggregate:
         if not _is_summed(total):
-            return inner.finalize(total[0], message, key)
-        numbers, (_, broken) = total
-        is_broken = modulo(broken.values, bits) > 0
+            return inner.finalize(total.numbers, message, key)
+        if dropout:
+            # The server could not remove the masks, so it would have no sum.
+            total = _zeros_where(is_discarded(total.attendance.values), total)
+        is_broken = modulo(total.flags[1].values, bits) > 0
         decode = lambda number: decoded(number, step, bits, is_broken)
-        return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
+        numbers = _of_sent_leaves(decode, total.numbers, FixedPoint)
+        aggregate = inner.finalize(numbers, message, key)
+        if not dropout:
+            return aggregate
+        size = vector_bytes(sum(leaf.size for leaf in _sent_leaves(total)), bits)
+        told = dropout_metrics(total.attendance.values, num_clients, size)
+        return aggregate._replace(metrics={**aggregate.metrics, **told})
 
     def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
@@ -183,6 +225,18 @@ def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: 
     return jax.lax.fori_loop(0, len(clients), add, jnp.zeros(length, jnp.uint32))
 
 
+def _left_out(prepared: Prepared, is_dropped: jax.Array) -> Prepared:
+    """What is left of a client: if `is_dropped`, zeros, and it counts as one who dropped out."""
+    there = prepared.attendance.values.there  # 0 for a party that another device runs
+    counted = Attendance(there, jnp.where(is_dropped, there, 0))
+    return _zeros_where(is_dropped, prepared)._replace(attendance=Measured(counted))
+
+
+def _zeros_where(is_so: jax.Array, prepared: Prepared) -> Prepared:
+    """The same, but zeros in place of all numbers and flags if `is_so`."""
+    return _of_sent_leaves(lambda leaf: jnp.where(is_so, jnp.uint32(0), leaf), prepared)
+
+
 def _clipped(tree: PyTree, value_range: float) -> PyTree:
     clip = lambda leaf: jnp.clip(leaf, -value_range, value_range).astype(leaf.dtype)
     return jax.tree.map(clip, tree)
@@ -230,4 +284,4 @@ def _sent_leaves(tree: PyTree) -> list[Any]:
 
 def _is_summed(prepared: Prepared) -> bool:
     """Whether `prepare` has made fixed-point numbers; not in a pass in which nothing is sent."""
-    return prepared[1] != ()
+    return prepared.flags != ()
