@@ -209,6 +209,7 @@ def secure_sum(value_range: float, **differs: Any) -> dict[str, Any]:
         max_weight=config_dict.placeholder(float),  # the largest client's examples where not set
         bits=32,
         masks=True,
+        dropout=0.0,  # the probability that a client drops out before its vector arrives
     )
     return settings | differs
 

@@ -92,10 +92,13 @@ def _number(**limits: float) -> Check:
     return lambda path, value: check_number(path, value, **limits)
 
 
-def _below_one(path: str, value: Any) -> None:
-    check_number(path, value, above=0)
-    if value >= 1:
-        raise ValueError(f"{path} must be below 1, got {shown(value)}.")
+def _below_one(**limits: float) -> Check:
+    def check(path: str, value: Any) -> None:
+        check_number(path, value, **limits)
+        if value >= 1:
+            raise ValueError(f"{path} must be below 1, got {shown(value)}.")
+
+    return check
 
 
 def _or_none(check: Check) -> Check:
@@ -291,7 +294,7 @@ ALLOWED: dict[str, Check] = {
     "training.compression.gradient_spectra": check_boolean,
     "training.privacy.clip": _number(above=0),
     "training.privacy.epsilon": _or_none(_number(above=0)),
-    "training.privacy.delta": _below_one,
+    "training.privacy.delta": _below_one(above=0),
     "training.privacy.noise_multiplier": _or_none(_RATE),
     "training.privacy.noise": check_text,
     "training.privacy.bands": _or_none(_whole()),
@@ -313,6 +316,7 @@ ALLOWED: dict[str, Check] = {
     "training.secure_sum.max_weight": _or_none(_number(above=0)),
     "training.secure_sum.bits": _whole(),
     "training.secure_sum.masks": check_boolean,
+    "training.secure_sum.dropout": _below_one(low=0),
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,

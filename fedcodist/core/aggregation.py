@@ -1,6 +1,6 @@
 """Client results, and reductions that combine them into one aggregate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,12 +40,16 @@ class Aggregate(NamedTuple):
       mutable: averaged mutable state.
       weight: scalar, the sum of the clients' weights.
       extra: the sum of the clients' `extra`, or None.
+      metrics: name -> scalar, what the reduction measures of a round, such as how many clients dropped
+        out. A pool reports them beside the means of its clients' metrics, `client_<name>`, and in place
+        of one with the same name.
     """
 
     pseudo_gradient: PyTree
     mutable: PyTree
     weight: jax.Array
     extra: PyTree = None
+    metrics: Mapping[str, jax.Array] = {}
 
 
 class Measured(NamedTuple):

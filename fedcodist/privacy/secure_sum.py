@@ -24,6 +24,7 @@ def secure_sum(
     max_weight: float,
     bits: int = 32,
     masks: bool = True,
+    dropout: float = 0.0,
 ) -> FederatedMethod:
     """The method in which all that clients send is summed as integers modulo 2^bits with pairwise masks.
 
@@ -47,6 +48,23 @@ def secure_sum(
     full, and only fewer `bits` make it smaller. Bytes are those of vectors, keys and shares, as in
     `secure_sum_protocol`.
 
+    With `dropout` some clients agree on masks and train, but their vectors do not arrive. The sum is
+    that of the others: the server restores the keys of who dropped out and takes their masks away. For
+    this more than half of the cohort's n clients must be left, floor(n / 2) + 1, and at least 2.
+    Otherwise the sum is discarded, and the server goes on as after a cohort without clients: with SGD
+    the model stays as it is, while an optimizer with momentum still moves it. Metrics are
+    `client_dropped_share`, and `sum_discarded`, 1 in a round whose sum was discarded. `client_bytes_up`
+    is the mean over clients who dropped out, with keys and shares alone, and the others, with the shares
+    that restore keys. `client_bytes_down` is as if nobody dropped out.
+
+    A client who dropped out keeps its new client state, and its training metrics count. So SCAFFOLD's
+    server misses the change of its variate, and an error feedback takes its message as arrived. In
+    `secure_sum(private(...), dropout=...)` the sum of those who are left gets the noise, and its divisor
+    is still `expected_clients` where that is set. A discarded sum counts as 0 and gets noise too, which
+    moves the model if `expected_clients` or `weight_clip` is set. Epsilon is counted as if nobody
+    dropped out. For Poisson cohorts it is too small: how many clients take part decides whether a sum is
+    discarded, and the accounting leaves this out.
+
     Args:
       method: any method of one model, compressed or not.
       num_clients: the largest number of clients in a cohort, at least 2.
@@ -55,6 +73,8 @@ def secure_sum(
       bits: of a number in the sum, 2 to 32.
       masks: whether masks are drawn. Without them the model is the same to the bit, and a round, which
         otherwise draws a mask for every two clients, is faster.
+      dropout: the probability in [0, 1) that a client drops out after masks are agreed on, independently
+        for every client and round.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed, also if `bits` are too few.
@@ -62,7 +82,9 @@ def secure_sum(
     check_arguments(secure_sum, locals())
     if method.reduce.mask is not None:
         raise ValueError("method must not be one of a secure sum already.")
-    reduce = fixed_point_reduce(method.reduce, num_clients, value_range, max_weight, bits, masks)
+    reduce = fixed_point_reduce(
+        method.reduce, num_clients, value_range, max_weight, bits, masks, dropout
+    )
     agreement = agreement_bytes(num_clients)
 
     def client_update(

@@ -2,8 +2,8 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017,
 https://eprint.iacr.org/2017/281, figure 4 without the parts against a malicious server (signatures, and
-the round of consistency checks). A compiled simulation has random keys in place of agreed ones, and no
-client drops out; the sum of the integers is the same.
+the round of consistency checks). A compiled simulation has random keys in place of agreed ones, and
+clients drop out only before they send vectors; the sum of the integers is the same.
 """
 
 import os

@@ -5,9 +5,7 @@ https://eprint.iacr.org/2017/281. Inside a compiled round a random key stands fo
 clients agree; `secure_sum_protocol` has the protocol itself.
 """
 
-import dataclasses
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +15,32 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Measured, Reduce, weighted_mean
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.privacy.fixed_point import MOST_BITS, FixedPoint, decoded, encoded, modulo
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
+from fedcodist.privacy.secure_sum_dropouts import (
+    Attendance,
+    check_dropout,
+    dropout_metrics,
+    drops_out,
+    is_discarded,
+    partners,
+)
 
 PyTree = Any
-MOST_BITS = 32
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["dtype"])
-@dataclasses.dataclass(frozen=True)
-class FixedPoint:
-    """Integers modulo 2^b, uint32, and the dtype of the numbers that they represent."""
+class Prepared(NamedTuple):
+    """What a client sends, or the sum of it.
 
-    values: jax.Array
-    dtype: Any
+    Attributes:
+      numbers: what the inner reduction sums, as FixedPoint.
+      flags: (was clipped, is not finite), as FixedPoint; () if nothing is sent.
+      attendance: `Measured` with an Attendance, () if no client can drop out.
+    """
 
-
-# (what is summed, flags (was clipped, is not finite)); the flags are () if nothing is sent.
-Prepared = tuple[PyTree, tuple[FixedPoint, ...]]
+    numbers: PyTree
+    flags: tuple[FixedPoint, ...]
+    attendance: Any = ()
 
 
 def secure_sum_reduce(
@@ -69,7 +76,7 @@ def secure_sum_reduce(
             return aggregate
         measured = {
             "bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
-            "clipped_share": _modulo(total[1][0].values, bits) / num_clients,
+            "clipped_share": modulo(total.flags[0].values, bits) / num_clients,
         }
         others = aggregate.extra if isinstance(aggregate.extra, dict) else {}
         return aggregate._replace(extra=others | measured)
@@ -78,17 +85,28 @@ def secure_sum_reduce(
 
 
 def fixed_point_reduce(
-    inner: Reduce, num_clients: int, value_range: float, max_weight: float, bits: int, masks: bool
+    inner: Reduce,
+    num_clients: int,
+    value_range: float,
+    max_weight: float,
+    bits: int,
+    masks: bool,
+    dropout: float = 0.0,
 ) -> Reduce:
-    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves."""
+    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves.
+
+    With `dropout`, as in `secure_sum`, the aggregate has the metrics of `dropout_metrics`. Of a sum that
+    is discarded `inner` gets zeros.
+    """
     check_secure_sum(inner, num_clients, value_range, max_weight, bits)
+    check_dropout(dropout)
     largest = _largest(value_range, max_weight)
     most = _most(num_clients, bits)
     step = largest / most
 
     def prepare(result: ClientResult, key: jax.Array) -> Prepared:
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
-            return inner.prepare(result, key), ()
+            return Prepared(inner.prepare(result, key), ())
         if inner.bound is not None:  # clip norms before single numbers
             result = result._replace(update=inner.bound(result.update))
         prepared = inner.prepare(bounded(result, value_range, max_weight), key)
@@ -102,8 +120,9 @@ def fixed_point_reduce(
         flags = tuple(
             FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
         )
-        encode = lambda leaf: _encoded(leaf, step, most, bits)
-        return _of_sent_leaves(encode, prepared), flags
+        encode = lambda leaf: encoded(leaf, step, most, bits)
+        attendance = Measured(Attendance(jnp.int32(1), jnp.int32(0))) if dropout else ()
+        return Prepared(_of_sent_leaves(encode, prepared), flags, attendance)
 
     def mask(prepared: Prepared, client: jax.Array, clients: jax.Array, key: jax.Array) -> Prepared:
         if not _is_summed(prepared):
@@ -113,21 +132,32 @@ def fixed_point_reduce(
                 f"num_clients must be at least the cohort's size and the cohort at least 2 clients to "
                 f"sum securely, got num_clients={num_clients} and a cohort of {len(clients)}."
             )
+        if dropout:
+            prepared = _left_out(prepared, drops_out(client, key, dropout))
+            clients = partners(client, clients, key, dropout)
         if not masks:
             return prepared
         sizes = [leaf.size for leaf in _sent_leaves(prepared)]
         all_masks = sum_of_masks(client, clients, key, sum(sizes))
         of_leaves = iter(jnp.split(all_masks, np.cumsum(sizes)[:-1].tolist()))
-        add = lambda leaf: _modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
+        add = lambda leaf: modulo(leaf + next(of_leaves).reshape(leaf.shape), bits)
         return _of_sent_leaves(add, prepared)
 
     def finalize(total: Prepared, message: PyTree, key: jax.Array) -> Aggregate:
         if not _is_summed(total):
-            return inner.finalize(total[0], message, key)
-        numbers, (_, broken) = total
-        is_broken = _modulo(broken.values, bits) > 0
-        decode = lambda number: _decoded(number, step, bits, is_broken)
-        return inner.finalize(_of_sent_leaves(decode, numbers, FixedPoint), message, key)
+            return inner.finalize(total.numbers, message, key)
+        if dropout:
+            # The server could not remove the masks, so it would have no sum.
+            total = _zeros_where(is_discarded(total.attendance.values), total)
+        is_broken = modulo(total.flags[1].values, bits) > 0
+        decode = lambda number: decoded(number, step, bits, is_broken)
+        numbers = _of_sent_leaves(decode, total.numbers, FixedPoint)
+        aggregate = inner.finalize(numbers, message, key)
+        if not dropout:
+            return aggregate
+        size = vector_bytes(sum(leaf.size for leaf in _sent_leaves(total)), bits)
+        told = dropout_metrics(total.attendance.values, num_clients, size)
+        return aggregate._replace(metrics={**aggregate.metrics, **told})
 
     def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
@@ -195,6 +225,18 @@ def sum_of_masks(client: jax.Array, clients: jax.Array, key: jax.Array, length: 
     return jax.lax.fori_loop(0, len(clients), add, jnp.zeros(length, jnp.uint32))
 
 
+def _left_out(prepared: Prepared, is_dropped: jax.Array) -> Prepared:
+    """What is left of a client: if `is_dropped`, zeros, and it counts as one who dropped out."""
+    there = prepared.attendance.values.there  # 0 for a party that another device runs
+    counted = Attendance(there, jnp.where(is_dropped, there, 0))
+    return _zeros_where(is_dropped, prepared)._replace(attendance=Measured(counted))
+
+
+def _zeros_where(is_so: jax.Array, prepared: Prepared) -> Prepared:
+    """The same, but zeros in place of all numbers and flags if `is_so`."""
+    return _of_sent_leaves(lambda leaf: jnp.where(is_so, jnp.uint32(0), leaf), prepared)
+
+
 def _clipped(tree: PyTree, value_range: float) -> PyTree:
     clip = lambda leaf: jnp.clip(leaf, -value_range, value_range).astype(leaf.dtype)
     return jax.tree.map(clip, tree)
@@ -208,32 +250,6 @@ def _largest(value_range: float, max_weight: float) -> float:
 def _most(num_clients: int, bits: int) -> int:
     """The largest integer per client for which the sum of all clients stays below 2^(bits - 1)."""
     return (2 ** (bits - 1) - 1) // num_clients
-
-
-def _encoded(leaf: jax.Array, step: float, most: int, bits: int) -> FixedPoint:
-    """A leaf's numbers as multiples of the step, clipped to +-`most`; 0 in place of NaN."""
-    limit = np.float32(most)
-    if int(limit) > most:  # float32 has rounded up
-        limit = np.nextafter(limit, np.float32(0))
-    multiples = jnp.clip(jnp.round(leaf.astype(jnp.float32) * (1 / step)), -limit, limit)
-    finite = jnp.where(jnp.isfinite(leaf), multiples, 0)
-    values = _modulo(finite.astype(jnp.int32).astype(jnp.uint32), bits)
-    return FixedPoint(values, np.dtype(leaf.dtype).name)
-
-
-def _decoded(number: FixedPoint, step: float, bits: int, is_broken: jax.Array) -> jax.Array:
-    """The inverse of `_encoded` for a sum; NaN where a client's numbers were not finite."""
-    dtype = jnp.dtype(number.dtype)
-    shifted = number.values.astype(jnp.uint32) << (MOST_BITS - bits)
-    signed = shifted.astype(jnp.int32) >> (MOST_BITS - bits)  # copies the sign's bit
-    values = signed.astype(jnp.float32) * step
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.round(values).astype(dtype)
-    return jnp.where(is_broken, jnp.nan, values).astype(dtype)
-
-
-def _modulo(values: jax.Array, bits: int) -> jax.Array:
-    return values & jnp.uint32(2**bits - 1)
 
 
 def _any(tree: PyTree, is_so: Any) -> jax.Array:
@@ -268,4 +284,4 @@ def _sent_leaves(tree: PyTree) -> list[Any]:
 
 def _is_summed(prepared: Prepared) -> bool:
     """Whether `prepare` has made fixed-point numbers; not in a pass in which nothing is sent."""
-    return prepared[1] != ()
+    return prepared.flags != ()

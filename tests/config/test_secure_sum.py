@@ -1,9 +1,18 @@
 """`training.secure_sum` of a config: what is built, and mistakes."""
 
-import pytest
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from softmax_regression import softmax_regression
+
+from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.configs import digits_codist, digits_secure_sum
+from fedcodist.core.aggregation import ClientResult
 
 
 def built(run, **differs):
@@ -20,6 +29,20 @@ def test_the_largest_client_is_the_largest_weight():
     assert digits_secure_sum.get_config("fed_avg").training.get("secure_sum") is None
 
 
+def test_dropouts_are_as_the_config_says():
+    config = digits_secure_sum.get_config("fed_avg,secure")
+    assert config.training.secure_sum.dropout == 0
+    data = SimpleNamespace(splits={"train": SimpleNamespace(client_sizes=np.array([3, 5]))})
+    one = ClientResult(jnp.ones(2), {}, jnp.float32(1), None, {})
+    counted = []
+    for dropout in (0.0, 0.25):
+        config.training.secure_sum.dropout = dropout
+        method = with_secure_sum(config, fed_avg(softmax_regression(2, 2)), 4, data)
+        prepared = method.reduce.prepare(one, jax.random.key(0))
+        counted.append(len(jax.tree.leaves(prepared.attendance)))
+    assert counted == [0, 2]  # who is there, and who dropped out
+
+
 @pytest.mark.parametrize(
     ("differs", "message"),
     [
@@ -27,6 +50,8 @@ def test_the_largest_client_is_the_largest_weight():
         (dict(bits=40), r"^training\.secure_sum\.bits must be at most 32, got 40"),
         (dict(bits=2), r"^training\.secure_sum\.bits must be enough for 8 clients"),
         (dict(max_weight=-1.0), r"^training\.secure_sum\.max_weight must be above 0"),
+        (dict(dropout=1.0), r"^training\.secure_sum\.dropout must be below 1, got 1\.0"),
+        (dict(dropout=-0.5), r"^training\.secure_sum\.dropout must be at least 0, got -0\.5"),
         (dict(range=1.0), r"^training\.secure_sum\.range is not a setting of secure_sum"),
     ],
 )

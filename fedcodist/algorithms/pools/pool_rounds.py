@@ -160,6 +160,7 @@ def train_pool(
 
     metrics = {"pseudo_gradient_norm": norm, "finite": jnp.isfinite(norm)}
     metrics |= {f"client_{name}": mean(values) for name, values in result.metrics.items()}
+    metrics |= aggregate.metrics
     return TrainedPool(aggregate, new_states, metrics, models, result.results)
 
 
