@@ -35,11 +35,12 @@ def get_config(run: str = "fed_md,8") -> ConfigDict:
     config.name, config.run = "cifar100_private_parties", run
     config.rounds = config.full_rounds = 5
     config.seeds = 3
-    config.data.num_parties = PARTIES
+    config.data.update(num_parties=PARTIES, num_public=1000)
     with config.ignore_type():
         config.parties.networks = tuple((WIDTHS[party % 2], 0.0) for party in range(PARTIES))
     config.parties.narrower = 1
     config.phases.centralised_bound = False
+    config.phases.public.epochs = 4
     config.phases.private.epochs = 100  # of one step each
     if budget:
         config.algorithm.update(alignment_size=100, digest_epochs=10)
