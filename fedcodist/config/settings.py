@@ -398,7 +398,7 @@ ALLOWED: dict[str, Check] = {
     "algorithm.output_penalty": _RATE,
     "algorithm.privacy.clip": _number(above=0),
     "algorithm.privacy.epsilon": _or_none(_number(above=0)),
-    "algorithm.privacy.delta": _below_one,
+    "algorithm.privacy.delta": _below_one(above=0),
     "algorithm.privacy.noise_multiplier": _or_none(_RATE),
     "algorithm.epochs": _whole(),
     "algorithm.digest_batch_size": _whole(),

@@ -60,10 +60,10 @@ def secure_sum(
     A client who dropped out keeps its new client state, and its training metrics count. So SCAFFOLD's
     server misses the change of its variate, and an error feedback takes its message as arrived. In
     `secure_sum(private(...), dropout=...)` the sum of those who are left gets the noise, and its divisor
-    is still `expected_clients` where that is set. A discarded sum counts as 0 and gets noise too, which
-    moves the model if `expected_clients` or `weight_clip` is set. Epsilon is counted as if nobody
-    dropped out. For Poisson cohorts it is too small: how many clients take part decides whether a sum is
-    discarded, and the accounting leaves this out.
+    is the weight of those who are left. A discarded sum counts as 0 and gets noise too, which moves the
+    model if `weight_clip` is set. Epsilon is counted as if nobody dropped out. For Poisson cohorts this
+    would be too little: how many clients take part decides whether a sum is discarded. So `dropout` is
+    refused for them.
 
     Args:
       method: any method of one model, compressed or not.
@@ -82,6 +82,11 @@ def secure_sum(
     check_arguments(secure_sum, locals())
     if method.reduce.mask is not None:
         raise ValueError("method must not be one of a secure sum already.")
+    if dropout and method.privacy is not None and method.privacy.expected_clients is not None:
+        raise ValueError(
+            "dropout must be 0 for a private method with expected_clients, for Poisson cohorts: how "
+            f"many clients take part decides whether a sum is discarded, got {dropout}."
+        )
     reduce = fixed_point_reduce(
         method.reduce, num_clients, value_range, max_weight, bits, masks, dropout
     )

@@ -13,7 +13,6 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
-from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
@@ -258,8 +257,8 @@ secure = functools.partial(secure_sum, num_clients=COHORT, value_range=3.0, max_
 NEARLY_ALL = 1 - 1e-6  # drop out
 
 
-def run(method, rounds=ROUNDS, poisson=None):
-    pool = Pool(method, np.arange(len(SIZES)), COHORT, poisson)
+def run(method, rounds=ROUNDS):
+    pool = Pool(method, np.arange(len(SIZES)), COHORT)
     algorithm = independent_pools({"pool": pool}, federated().columns)
     experiment = Experiment(
         algorithm, resident_data(federated(), {}), {"train": federated()}, rounds, evaluate_every=1
@@ -368,27 +367,20 @@ def test_a_client_without_finite_numbers_who_drops_out_is_not_in_the_sum():
     assert np.isnan(mean(np.flatnonzero(~gone)[0])).all()
 
 
-@pytest.mark.slow
-def test_noise_is_on_the_sum_of_those_who_are_left():
-    """Of a Poisson cohort; a discarded sum is noise alone."""
+def test_a_private_sum_that_is_discarded_leaves_the_model_as_it_is():
+    method = private(averaging, 0.5, 0.8)
+    around = dict(num_clients=COHORT, value_range=0.5, max_weight=1.0)
+    found = run(secure_sum(method, **around, dropout=NEARLY_ALL), 1)
+    assert of_clients(found, "sum_discarded") == [1.0]
+    np.testing.assert_array_equal(weights(found), MODEL.init(None).params["w"])
+    left = run(secure_sum(method, **around, dropout=1e-9), 1)
+    np.testing.assert_array_equal(weights(left), weights(run(secure_sum(method, **around), 1)))
+
+
+def test_epsilon_of_poisson_cohorts_would_be_too_small():
     method = private(averaging, 0.5, 0.8, expected_clients=COHORT)
-    silent = private(averaging, 1e-6, 0.8 * 0.5 / 1e-6, expected_clients=COHORT)
-    around = dict(num_clients=6, value_range=0.5, max_weight=1.0)
-    cohort = PoissonCohort()
-    found = run(secure_sum(method, **around, dropout=NEARLY_ALL), 1, cohort)
-    noise = run(secure_sum(silent, **around), 1, cohort)
-    np.testing.assert_allclose(weights(found), weights(noise), rtol=1e-4, atol=1e-4)
-    assert np.abs(weights(noise) - MODEL.init(None).params["w"]).max() > 1e-2
-    # `num_clients` slots, of which some are empty: these neither drop out nor count.
-    some = run(secure_sum(method, **around, dropout=0.3), 6, cohort)
-    assert np.isfinite(weights(some)).all()
-    discarded, shares = (
-        of_clients(some, name) for name in ("sum_discarded", "client_dropped_share")
-    )
-    assert set(discarded) == {0.0, 1.0}
-    assert all(
-        share >= 0.5 if flag else share < 0.5 for flag, share in zip(discarded, shares, strict=True)
-    )
+    with pytest.raises(ValueError, match=r"^dropout must be 0 for a private method with expected"):
+        secure(method, dropout=0.1)
 
 
 @pytest.mark.parametrize(
