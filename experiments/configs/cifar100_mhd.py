@@ -121,6 +121,8 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
         every=20, batch_size=500, checkpoint_every=20, splits=("test",), final_splits=()
     )
     config.execution.loop, config.execution.chunk_size = "scan", 1  # convolutions
+    if method == "multi_headed_distillation":
+        config.algorithm.separate_levels = False  # the recorded runs' reading of SL + SF
     if kind == "fed_avg_200":
         longer = 200 // STEPS
         config.rounds = config.full_rounds = ROUNDS // longer

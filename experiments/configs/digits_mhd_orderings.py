@@ -83,8 +83,10 @@ def get_config(run: str = "heads,s=100,3") -> ConfigDict:
         config.parties.graph = GRAPHS[values[0]] if kind == "graph" else dict(name="complete")
     if kind.endswith("_longer"):
         config.rounds = config.full_rounds = 2 * config.rounds
+    if method == "multi_headed_distillation":
+        config.algorithm.separate_levels = kind == "levels"  # both readings of SL + SF are run
     if kind == "levels":
-        kind, config.algorithm.separate_levels = "candidates", True
+        kind = "candidates"
     if kind == "top":
         config.algorithm.top_predictions = int(values[0])
     if method == "multi_headed_distillation" and kind not in ("graph", "larger"):

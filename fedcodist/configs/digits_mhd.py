@@ -66,7 +66,7 @@ def _methods() -> dict[str, dict]:
             public_batch_size=64,
             teachers=1,  # Delta
             candidates="base",  # "same_level", "self", "same_level_and_self"
-            separate_levels=False,  # whether candidates of the same level have their own loss term
+            separate_levels=True,  # whether candidates of the same level have their own loss term
             choice="most_confident",  # or "random"
             top_predictions=config_dict.placeholder(int),  # sent by every head; all if not set
             embedding_distance="squared",

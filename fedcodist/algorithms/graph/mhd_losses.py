@@ -51,7 +51,8 @@ class HeadDistillation(NamedTuple):
         away. With the other values, and through the backbone, knowledge travels further.
       separate_levels: whether candidates of the same level have their own loss term, with the most
         confident of them as target, or compete with those of the previous level. The paper's text
-        allows both. With "base" both are the same, and with "self" gradients are.
+        allows both; the first fits its results better (docs/results/mhd.md). With "base" both are the
+        same, and with "self" gradients are.
       choice: of the target among the candidates, "most_confident" or "random".
       top_predictions: how many of the largest probabilities a teacher sends per head (section 3.2). The
         rest is spread evenly over the other classes. None: all; then bytes are those of checkpoints.
@@ -66,7 +67,7 @@ class HeadDistillation(NamedTuple):
     batch_size: int = 512
     teachers: int = 1
     candidates: str = "base"
-    separate_levels: bool = False
+    separate_levels: bool = True
     choice: str = "most_confident"
     top_predictions: int | None = None
     embedding_distance: str = "squared"

@@ -177,7 +177,7 @@ def backward(params, images, slope_logits, slope_projected):
     }
 
 
-def distillation_slopes(own, teachers, embedding_weight, head_weight):
+def distillation_slopes(own, teachers, embedding_weight, head_weight, separate_levels):
     """Slopes of logits and projected embedding, example by example (equations 2 to 5, "All")."""
     _, logits, projected = own
     slope_logits, slope_projected = np.zeros_like(logits), np.zeros_like(projected)
@@ -191,17 +191,18 @@ def distillation_slopes(own, teachers, embedding_weight, head_weight):
             pull = 2 * (unit - target)
             slope_projected[x] += (pull - unit * (unit @ pull)) / length * embedding_weight / batch
         for k in range(1, heads):
-            competing = [softmax(other[x, k - 1]) for _, other, _ in teachers]
-            competing += [softmax(logits[x, k - 1])]
-            competing += [softmax(other[x, k]) for _, other, _ in teachers]
-            competing += [softmax(logits[x, k])]
-            surest = max(range(len(competing)), key=lambda n: competing[n].max())
-            slope = softmax(logits[x, k]) - competing[surest]
-            slope_logits[x, k] += slope * head_weight / batch
+            before, same = (
+                [softmax(outputs[x, level]) for outputs in (*(o for _, o, _ in teachers), logits)]
+                for level in (k - 1, k)
+            )
+            for competing in (before, same) if separate_levels else (before + same,):
+                surest = max(range(len(competing)), key=lambda n: competing[n].max())
+                slope = softmax(logits[x, k]) - competing[surest]
+                slope_logits[x, k] += slope * head_weight / batch
     return slope_logits, slope_projected
 
 
-def plain_run(params, architectures, schedule, rounds, hyper, algorithm):
+def plain_run(params, architectures, schedule, rounds, hyper, algorithm, separate_levels):
     """client -> parameters after some rounds; a loop over steps, clients and examples."""
     root = jax.random.key(0)
     own_keys = {c: keys.derive(root, CLIENT_STEPS, c) for c in params}
@@ -239,8 +240,9 @@ def plain_run(params, architectures, schedule, rounds, hyper, algorithm):
                 key = keys.derive(own_keys[c], "step", step, "further", "teachers")
                 drawn = jax.random.choice(key, len(pools[c]), (2,), replace=False)
                 teachers = [forward(pools[c][int(d)], images) for d in drawn]
+                weights = (hyper.embedding_weight, hyper.head_weight)
                 slopes = distillation_slopes(
-                    forward(params[c], images), teachers, hyper.embedding_weight, hyper.head_weight
+                    forward(params[c], images), teachers, *weights, separate_levels
                 )
                 public = backward(params[c], images, *slopes)
                 rate = hyper.learning_rate * (1 + np.cos(np.pi * step / total)) / 2
@@ -257,10 +259,13 @@ def in_float64(tree):
     return jax.tree.map(widen, tree)
 
 
-def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop():
+@pytest.mark.parametrize("separate_levels", [True, False])
+def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop(separate_levels):
     rounds = 5
     graph = graphs.directed_cycle(4) | graphs.islands(4, 2)
-    distillation = DISTILLATION._replace(teachers=2, candidates="same_level_and_self")
+    distillation = DISTILLATION._replace(
+        teachers=2, candidates="same_level_and_self", separate_levels=separate_levels
+    )
     hyper = MHDHyper(0.2, 0.7, 1.5)
     groups = two()
     with jax.enable_x64(True):
@@ -271,7 +276,9 @@ def test_ten_steps_of_two_architectures_are_those_of_a_plain_loop():
         found, metrics = run(rounds, state=state)
         checked = {name: g._replace(clients=np.sort(g.clients)) for name, g in groups.items()}
         schedule = exchange_schedule(checked, graph, 3, rounds, 0)
-        expected = plain_run(by_client(groups, first), groups, schedule, rounds, hyper, algorithm)
+        expected = plain_run(
+            by_client(groups, first), groups, schedule, rounds, hyper, algorithm, separate_levels
+        )
     for client, params in by_client(groups, found).items():
         before = by_client(groups, first)[client]
         moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, before)
