@@ -23,7 +23,7 @@ from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-CLASSES, ALIGNED = 4, 6
+IMAGE, CLASSES, ALIGNED = (5,), 4, 6
 
 
 def after(
@@ -63,18 +63,25 @@ def assert_same(left, right, **tolerance):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), left, right)
 
 
+def ten_architectures(parties):
+    """Groups of which party c has architecture c mod 10, so that devices get all of them."""
+    models = [from_flax_linen(MLP((w,), CLASSES), jnp.zeros((1, *IMAGE))) for w in range(2, 12)]
+    return {
+        f"hidden_{place + 2}": PartyGroup(model, np.arange(place, parties, 10))
+        for place, model in enumerate(models)
+    }
+
+
+def few_examples(parties):
+    return [1 + (7 * party) % 11 for party in range(parties)]
+
+
 @pytest.mark.slow
 def test_a_hundred_parties_of_ten_architectures():
     """Shared by eight devices and by three, one by one and in chunks: the same numbers; one program."""
-    image = (5,)
-    groups = {}
-    for width in range(10):
-        model = from_flax_linen(MLP((width + 2,), CLASSES), jnp.zeros((1, *image)))
-        # Party c has architecture c mod 10, so that devices get all of them.
-        groups[f"hidden_{width + 2}"] = PartyGroup(model, np.arange(width, 100, 10))
-    sizes = [1 + (7 * party) % 11 for party in range(100)]
+    groups = ten_architectures(100)
     # SGD: Adam's step is as long for a gradient of rounding errors.
-    one = functools.partial(after, groups, image, sizes, optimizer=optax.sgd)
+    one = functools.partial(after, groups, IMAGE, few_examples(100), optimizer=optax.sgd)
     (state, metrics), compiled = one()
     assert compiled == 1
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(state["hidden_2"].variables)} == {(1, 10)}
@@ -82,6 +89,18 @@ def test_a_hundred_parties_of_ten_architectures():
     assert all(metrics[name].all() for name in metrics if name.endswith("/finite"))
     for options in (dict(devices=8), dict(devices=3, execution=Execution("vmap", 4))):
         assert_same(one(**options)[0], (state, metrics), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_thousand_parties_of_ten_architectures():
+    """They are trained by one program."""
+    one = functools.partial(after, rounds=1, optimizer=optax.sgd)
+    (state, metrics), compiled = one(ten_architectures(1000), IMAGE, few_examples(1000))
+    assert compiled == 1
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(state["hidden_11"].variables)} == {(1, 100)}
+    losses = [values for name, values in metrics.items() if name.endswith("/digest_loss")]
+    assert len(losses) == 1000 and np.isfinite(losses).all()
+    assert all(metrics[name].all() for name in metrics if name.endswith("/finite"))
 
 
 @pytest.mark.slow
