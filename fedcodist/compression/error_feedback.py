@@ -18,6 +18,9 @@ def with_error_feedback(compressor: Compressor) -> Compressor:
 
     All messages and the memory add up to the trees that were to be sent, so nothing is lost, only
     delayed. The memory has the structure of the tree. Clients keep it in their client states.
+
+    The compressor's error must be smaller than what it compresses, as that of `top_k`. `count_sketch`
+    is no such compressor unless a few entries stand out from the others; the memory would grow.
     """
 
     def init(tree: PyTree) -> tuple[PyTree, PyTree]:

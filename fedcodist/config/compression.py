@@ -15,15 +15,14 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.config.config_errors import choice, named
 from fedcodist.core.method import FederatedMethod
 
-# Strongly biased compressors have error feedback: what one message loses is added to the next.
+# Top-k has error feedback: what one message loses is added to the next. A count-sketch has none: where
+# no entries stand out, its largest estimates are collisions, and the error would grow.
 COMPRESSORS: dict[str, Callable[[ConfigDict], Compressor | None]] = {
     "none": lambda settings: None,
     "svd": lambda settings: svd(settings.start, settings.end, _range_finder(settings)),
     "top_k": lambda settings: with_error_feedback(top_k(settings.share)),
     "quantisation": lambda settings: quantisation(settings.bits),
-    "count_sketch": lambda settings: with_error_feedback(
-        count_sketch(settings.rows, settings.columns, settings.count)
-    ),
+    "count_sketch": lambda settings: count_sketch(settings.rows, settings.columns, settings.count),
 }
 
 
