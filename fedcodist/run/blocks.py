@@ -78,7 +78,8 @@ def in_blocks(
         *after, history = programs.train(
             *trained, seeds, np.int32(round), np.int32(count), hyper, data
         )
-        history = {name: np.asarray(values)[:, :count] for name, values in history.items()}
+        of_rounds = jax.tree.map(lambda values: np.asarray(values)[:, :count], history)
+        history = of_rounds.unstacked
         # The first block's time is mostly compilation, so the second block is short.
         rounds_per_second = count / max(time.monotonic() - began, 1e-6)
         return Trained(*after), history
@@ -129,10 +130,7 @@ def _streamed(
             host_client_states.scatter(clients, client_states)
             trained = Trained(state, None)
             blocks.append(history)
-        history = {
-            name: np.concatenate([np.asarray(block[name]) for block in blocks], axis=1)
-            for name in blocks[0]
-        }
-        return trained, history
+        together = lambda *values: np.concatenate(list(map(np.asarray, values)), axis=1)
+        return trained, jax.tree.map(together, *blocks).unstacked
 
     return train

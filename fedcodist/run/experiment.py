@@ -714,7 +714,7 @@ def _evaluation(
         return evaluation
 
     def evaluate(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
-        evaluation = _on_host(programs.evaluate(trained.state, splits))
+        evaluation = _on_host(programs.evaluate(trained.state, splits)).unstacked
         if sampled:
             of_clients = personal_on_host if host_client_states else personal_on_device
             for split, models in _on_host(of_clients(trained, splits)).items():

@@ -35,6 +35,7 @@ from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.run.evaluation import EvaluationSplit, evaluate_client
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
 from fedcodist.run.sources import ResidentData
+from fedcodist.run.stacked import Stacked, stacked
 
 PyTree = Any
 AXIS = "clients"
@@ -42,13 +43,15 @@ _SHARDED = PartitionSpec(None, AXIS)  # [seeds, one part per device, ...]
 # a function of one seed -> a function of all seeds, on a further leading axis
 _OverSeeds = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 # (state, client states, metrics)
-_AfterRounds = tuple[PyTree, PyTree, dict[str, jax.Array]]
+_AfterRounds = tuple[PyTree, PyTree, Mapping[str, jax.Array]]
 _OfModels = dict[str, dict[str, jax.Array]]  # model -> metric -> value
 _OfSplits = dict[str, _OfModels]
 
 
 class Programs(NamedTuple):
     """Jitted functions. States, metrics and inputs have a leading axis of S seeds.
+
+    Metrics are `Stacked`, which is a mapping from their names.
 
     Attributes:
       init: seeds uint32 [S] -> state.
@@ -266,18 +269,17 @@ def _training(
                 state, client_states, history = carry
                 state, client_states, metrics = step(state, client_states, first + index)
                 put = lambda values, new: values.at[index].set(new)
-                return state, client_states, jax.tree.map(put, history, stacked_metrics(metrics))
+                return state, client_states, jax.tree.map(put, history, stacked(metrics))
 
             shapes = jax.eval_shape(
-                lambda *now: stacked_metrics(step(*now)[2]), state, client_states, first
+                lambda *now: stacked(step(*now)[2]), state, client_states, first
             )
             room = lambda values: jnp.zeros((interval, *values.shape), values.dtype)
             history = jax.tree.map(room, shapes)
             return jax.lax.fori_loop(0, count, one_round, (state, client_states, history))
 
         of_seeds = (state, client_states, seeds) + ((hyper,) if hyper_per_seed else ())
-        state, client_states, history = over_seeds(one_seed)(*of_seeds)
-        return state, client_states, unstacked_metrics(history)
+        return over_seeds(one_seed)(*of_seeds)
 
     def train_streamed(
         state: PyTree,
@@ -294,42 +296,18 @@ def _training(
             state, client_states, metrics = train_round(
                 state, client_states, root, round, hyper, inputs
             )
-            return state, client_states, jax.tree.map(lambda value: value[None], metrics)
+            return state, client_states, jax.tree.map(lambda value: value[None], stacked(metrics))
 
         return over_seeds(one_seed)(state, client_states, seeds, inputs)
 
     return train, train_streamed
 
 
-def stacked_metrics(metrics: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
-    """Metrics of one shape and type as one array, [..., metrics], by their names.
-
-    A thousand parties have thousands of metrics, and a loop carries one array much faster than
-    thousands.
-    """
-    alike: dict[Any, list[str]] = {}
-    for name, value in metrics.items():
-        alike.setdefault((value.shape, value.dtype), []).append(name)
-    return {
-        tuple(names): jnp.stack([metrics[name] for name in names], axis=-1)
-        for names in alike.values()
-    }
-
-
-def unstacked_metrics(history: Mapping[tuple[str, ...], jax.Array]) -> dict[str, jax.Array]:
-    """The inverse of `stacked_metrics`; there may be axes before the metrics' own."""
-    return {
-        name: values[..., place]
-        for names, values in history.items()
-        for place, name in enumerate(names)
-    }
-
-
 def _evaluation(
     algorithm: FederatedAlgorithm,
     over_seeds: _OverSeeds,
     measure: Callable[[Predictor, PyTree, EvaluationSplit], dict[str, jax.Array]],
-) -> tuple[Callable[..., _OfSplits], Callable[..., dict[str, jax.Array]], Callable[..., _OfSplits]]:
+) -> tuple[Callable[..., Stacked], Callable[..., Stacked], Callable[..., _OfSplits]]:
     """Returns (evaluate, finite, evaluate_personal) of `Programs`.
 
     Args:
@@ -339,7 +317,7 @@ def _evaluation(
     """
     predictors = algorithm.predictors
 
-    def evaluate(state: PyTree, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
+    def evaluate(state: PyTree, splits: Mapping[str, EvaluationSplit]) -> Stacked:
         def alike(
             names: list[str], variables: Mapping[str, PyTree], examples: EvaluationSplit
         ) -> _OfModels:
@@ -351,34 +329,36 @@ def _evaluation(
 
             if len(names) == 1 and not predictor.members:
                 return {names[0]: one_model(variables[names[0]])}
-            stacked = variables[names[0]]
+            of_all = variables[names[0]]
             if len(names) > 1:
                 each = [variables[name] for name in names]
-                stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+                of_all = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
                 predictor = predictor._replace(members=tuple(names))
-            return by_member(names[0], predictor, jax.lax.map(one_model, stacked))
+            return by_member(names[0], predictor, jax.lax.map(one_model, of_all))
 
-        def one_seed(state: PyTree) -> _OfSplits:
+        def one_seed(state: PyTree) -> Stacked:
             variables = {n: predictor.variables(state) for n, predictor in predictors.items()}
             groups = _of_one_network(predictors, variables)
-            return {
-                split: {
-                    model: values
-                    for names in groups
-                    for model, values in alike(names, variables, examples).items()
+            return stacked(
+                {
+                    split: {
+                        model: values
+                        for names in groups
+                        for model, values in alike(names, variables, examples).items()
+                    }
+                    for split, examples in splits.items()
                 }
-                for split, examples in splits.items()
-            }
+            )
 
         return over_seeds(one_seed)(state)
 
-    def finite(state: PyTree) -> dict[str, jax.Array]:
-        def one_seed(state: PyTree) -> dict[str, jax.Array]:
+    def finite(state: PyTree) -> Stacked:
+        def one_seed(state: PyTree) -> Stacked:
             by_model: dict[str, jax.Array] = {}
             for name, predictor in algorithm.predictors.items():
                 over_members = jax.vmap(is_finite) if predictor.members else is_finite
                 by_model |= by_member(name, predictor, over_members(predictor.variables(state)))
-            return by_model
+            return stacked(by_model)
 
         return over_seeds(one_seed)(state)
 

@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import Mesh
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.local_only import local_only
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
@@ -25,10 +27,9 @@ from fedcodist.run.programs import (
     AXIS,
     build_programs,
     replicate,
-    stacked_metrics,
-    unstacked_metrics,
 )
 from fedcodist.run.sources import StreamedData, resident_data
+from fedcodist.run.stacked import stacked
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -95,7 +96,8 @@ def train(counts=(ROUNDS,), seeds=(0,), hyper=None, kind="merged", devices=None,
     first, history = 0, []
     for count in counts:
         state, rows, part = compiled.train(state, rows, seeds, first, count, hyper, resident)
-        for values in jax.tree.leaves(part):
+        part = part.unstacked
+        for values in part.values():
             assert values.shape == (len(seeds), ROUNDS)
             assert not np.asarray(values[:, count:]).any()
         history.append(jax.tree.map(lambda values, c=count: np.asarray(values[:, :c]), part))
@@ -218,7 +220,7 @@ def test_a_pool_alone_is_the_pool_in_company():
         compiled.init(seeds), {name: None}, seeds, 0, ROUNDS, floats(alone.hyper), data()
     )
     assert_close(lone_state[name], state[name])
-    assert_close(lone_history, {key: history[key] for key in lone_history})
+    assert_close(lone_history.unstacked, {key: history[key] for key in lone_history})
 
 
 def test_cohorts_follow_the_pool_the_round_and_the_seed():
@@ -322,24 +324,36 @@ def test_evaluation_on_eight_devices_is_evaluation_on_one(evaluations):
     assert np.isnan(results[8]["test"]["small"]["accuracy_per_label"][:, 2]).all()
 
 
-def test_metrics_are_stacked_by_shape_and_type_and_come_back():
-    metrics = {
+def test_results_are_stacked_by_shape_and_type_and_come_back():
+    results = {
         "b/loss": jnp.float32(1.5),
         "a/loss": jnp.float32(2.5),
         "a/steps": jnp.int32(3),
         "a/spectrum": jnp.arange(4.0),
+        "test": {"model": {"loss": jnp.float32(4.5)}},
     }
-    stacked = stacked_metrics(metrics)
-    assert {names: values.shape for names, values in stacked.items()} == {
-        ("b/loss", "a/loss"): (2,),
-        ("a/steps",): (1,),
-        ("a/spectrum",): (4, 1),
-    }
-    back = unstacked_metrics(stacked)
-    assert back.keys() == metrics.keys()
-    for name, value in metrics.items():
-        assert back[name].dtype == value.dtype
-        np.testing.assert_array_equal(back[name], value)
+    few = stacked(results)
+    assert sorted(array.shape for array in few.arrays) == [(1,), (3,), (4, 1)]
+    doubled = jax.tree.map(lambda array: np.stack([array, 2 * array]), few)  # as over seeds
+    for times, back in ((1, few.unstacked), (2, jax.tree.map(lambda a: a[1], dict(doubled)))):
+        assert jax.tree.structure(back) == jax.tree.structure(results)
+        jax.tree.map(
+            lambda a, b, n=times: np.testing.assert_array_equal(a, n * b, strict=True),
+            jax.tree.map(np.asarray, back),
+            jax.tree.map(np.asarray, results),
+        )
+
+
+def test_a_program_has_few_results_however_many_parties_there_are():
+    model = from_flax_linen(MLP(hidden=(3,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+    groups = {"net": PartyGroup(model, np.arange(len(SIZES)))}
+    alone = local_only(groups, LocalTraining(optax.sgd, batch_size=2))
+    programs, seeds = build_programs(alone, ROUNDS), np.arange(1, dtype=np.uint32)
+    state = programs.init(seeds)
+    hyper = jax.tree.map(np.float32, alone.hyper)
+    rest = (seeds, np.int32(0), np.int32(1), hyper, resident_data(federated(), {}))
+    *_, history = jax.eval_shape(programs.train, state, {}, *rest)
+    assert len(jax.tree.leaves(history)) <= 3 < len(SIZES) <= len(history.places)
 
 
 def test_models_of_one_network_are_evaluated_as_each_alone():
