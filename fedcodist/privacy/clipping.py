@@ -47,6 +47,8 @@ def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree
 def standard_normal(tree: PyTree, key: jax.Array) -> PyTree:
     """Independent draws of deviation 1, float32, of the shapes of the tree."""
     leaves, structure = jax.tree.flatten(tree)
+    if not leaves:  # a pass in which clients send nothing
+        return tree
     sizes = [leaf.size for leaf in leaves]
     # One draw for all arrays: a generator for each takes seconds to compile.
     draws = jnp.split(jax.random.normal(key, (sum(sizes),), jnp.float32), np.cumsum(sizes)[:-1])
