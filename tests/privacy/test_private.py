@@ -45,7 +45,7 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
-from fedcodist.privacy.clipping import clipped
+from fedcodist.privacy.clipping import clipped, noised
 from fedcodist.privacy.private import noised_mean, private
 from fedcodist.run.sources import resident_data
 
@@ -109,6 +109,10 @@ class Message:
     inner = ClientResult(None, {"mean": jnp.zeros(2000)}, None, None, {})
     mutable = inner.mutable
     clip, noise_multiplier, noise = jnp.float32(0.5), jnp.float32(2.0), None
+
+
+def test_noise_on_nothing_is_nothing():
+    assert noised((), 1.0, jax.random.key(0)) == ()
 
 
 def test_noise_deviates_as_said_and_differs_between_parts():
