@@ -45,8 +45,9 @@ def test_every_run_of_a_config_file_is_a_config_of_its_own(path):
     texts = set()
     for run, config in configs.items():
         assert (config.name, config.run) == (path.stem, run)
-        own_rounds = ("cifar100_mhd", "cifar100_private")
-        of_codistillation = path.stem.startswith("cifar100") and not path.stem.startswith(own_rounds)
+        of_codistillation = path.stem.startswith("cifar100")
+        if path.stem.startswith(("cifar100_mhd", "cifar100_private")):
+            of_codistillation = False
         assert config.full_rounds == (1500 if of_codistillation else config.rounds)
         evaluation = config.evaluation
         assert evaluation.checkpoint_every % evaluation.every == 0
