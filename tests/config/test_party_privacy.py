@@ -1,11 +1,15 @@
 """`algorithm.privacy` of a config: private sums of parties, their budgets, and mistakes."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from fedcodist.config import defaults
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.party_privacy import private_sum
 from fedcodist.config.settings import check_settings
 from fedcodist.configs import digits_parties, digits_private, digits_private_parties
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.method import PARTIES
 from fedcodist.privacy.accounting import PrivacyBudget, spent
 from fedcodist.run.experiment import check_experiment
@@ -56,6 +60,9 @@ def test_weights_of_parties_are_bounded_by_the_largest():
     with config.ignore_type():
         config.algorithm.weights = (1.0, 2.0, 0.5, 1.0, 1.0, 1.0)
     check_experiment(build_experiment(config))
+    result = ClientResult(jnp.ones((1, 2)), {}, jnp.float32(3.0), None, {})
+    _, weight = private_sum(config, 2.0).prepare(result, jax.random.key(0))
+    assert weight == 2.0
     config.algorithm.weights = (1.0, -2.0, 0.5, 1.0, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"algorithm.weights\[1\] must be at least 0, got -2"):
         build_experiment(config)
