@@ -45,7 +45,7 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
-from fedcodist.privacy.clipping import clipped, noised
+from fedcodist.privacy.clipping import clipped, is_within, noised
 from fedcodist.privacy.private import noised_mean, private
 from fedcodist.run.sources import resident_data
 
@@ -109,6 +109,11 @@ class Message:
     inner = ClientResult(None, {"mean": jnp.zeros(2000)}, None, None, {})
     mutable = inner.mutable
     clip, noise_multiplier, noise = jnp.float32(0.5), jnp.float32(2.0), None
+
+
+def test_what_is_not_finite_is_sent_as_zeros_and_so_is_within_any_clip():
+    for value, expected in ((0.5, True), (2.0, False), (np.nan, True), (np.inf, True)):
+        assert is_within({"w": jnp.array([value])}, 1.0) == expected
 
 
 def test_noise_on_nothing_is_nothing():
