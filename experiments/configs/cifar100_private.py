@@ -14,10 +14,10 @@ epsilon 8, by held-out accuracy of one seed. The other methods and budgets share
 
 from ml_collections import ConfigDict, config_dict
 
-from fedcodist.config import defaults
 from fedcodist.configs import digits_private
 
 CLIENTS = 3150
+COHORTS = {"small": 250, "large": 100}
 SERVER_LEARNING_RATES = {"small": 8e-3, "large": 3e-3}
 
 
@@ -27,47 +27,32 @@ def get_runs() -> list[str]:
 
 
 def get_config(run: str = "periodic_codistillation,8") -> ConfigDict:
-    """Returns one run."""
-    defaults.check_run(run, get_runs())
-    method, epsilon = run.split(",")
-    config = defaults.experiment("cifar100_private", 100, run, seeds=3)
-    config.data = dict(
-        name="prepared",
-        folder="data/cifar100",
-        unlabelled_folder=config_dict.placeholder(str),
-        num_unlabelled=5000,
-        partition=dict(name="equal_dirichlet", num_clients=CLIENTS, concentration=0.3),
-        crop=24,
-        padding=0,
-        augmentation="none",
-        seed=0,
-    )
-    config.training = defaults.training(
-        method="fed_avg", batch_size=10, server_optimizer="adam", server_epsilon=1e-5
-    )
-    budget = dict(noise_multiplier=0.0) if epsilon == "inf" else dict(epsilon=float(epsilon))
-    config.training.privacy = defaults.privacy(clip=0.1, delta=1e-5, **budget)
-    if method == "fed_sdd":
-        config.pools = defaults.one_pool("cnn_small", 250, 0.1)
-        config.pools.main.server_learning_rate = SERVER_LEARNING_RATES["small"]
-        config.algorithm = defaults.distillation(
-            method, num_models=2, rounds_kept=2, steps=16, cached=True
+    """Returns one run: digits_private's, on other data, with other networks, cohorts and rates."""
+    config = digits_private.get_config(run)
+    config.name = "cifar100_private"
+    config.rounds = config.full_rounds = 100
+    with config.unlocked():
+        config.data = dict(
+            name="prepared",
+            folder="data/cifar100",
+            unlabelled_folder=config_dict.placeholder(str),
+            num_unlabelled=5000,
+            partition=dict(name="equal_dirichlet", num_clients=CLIENTS, concentration=0.3),
+            crop=24,
+            padding=0,
+            augmentation="none",
+            seed=0,
         )
-        config.training.privacy.sampling = "fixed"  # FedSDD divides cohorts of one size
-    else:
-        small, large = (
-            defaults.codistilled_pool(
-                f"cnn_{name}",
-                fraction=fraction,
-                cohort_size=cohort_size,
-                server_learning_rate=SERVER_LEARNING_RATES[name],
-            )
-            for name, fraction, cohort_size in (("small", 1.0, 250), ("large", 0.4, 100))
+    config.training.update(epochs=1, server_optimizer="adam", server_epsilon=1e-5)
+    config.training.privacy.clip = 0.1
+    for name, pool in config.pools.items():
+        size = "small" if name == "main" else name  # FedSDD's only network
+        pool.update(
+            model=f"cnn_{size}",
+            cohort_size=COHORTS[size],
+            server_learning_rate=SERVER_LEARNING_RATES[size],
         )
-        config.pools = dict(small=small, large=large)
-        steps = 100 if method == "periodic_codistillation" else 16
-        config.algorithm = defaults.codistillation(method, period=25, steps=steps)
-    config.nested_pools = True  # large clients serve the small model too, and pay for it
-    config.evaluation = defaults.evaluation(25, 25)
-    config.execution = defaults.execution(processes=1)
+    if "period" in config.algorithm:
+        config.algorithm.period = 25
+    config.evaluation.update(every=25, checkpoint_every=25)
     return config
