@@ -79,13 +79,22 @@ def repartitioned(
 
 
 def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
-    """The examples of all splits as one client's, with the columns that all of them have."""
-    first, *others = splits.values()
-    names = [name for name in first.columns if all(name in other.columns for other in others)]
+    """The examples of all splits as one client's, with the columns of 'train'.
+
+    Raises:
+      ValueError: one line, if a split lacks one of these columns.
+    """
+    names = list(splits["train"].columns)
+    for split, data in splits.items():
+        if missing := [name for name in names if name not in data.columns]:
+            raise ValueError(
+                f"data.partition.all_splits needs {missing[0]!r} in every split, and {split!r} has "
+                f"only {list(data.columns)}. Prepare the folder without {split!r}."
+            )
     columns = {
-        name: np.concatenate([split.columns[name] for split in (first, *others)]) for name in names
+        name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names
     }
-    count = sum(split.num_examples for split in (first, *others))
+    count = sum(data.num_examples for data in splits.values())
     return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
 
 

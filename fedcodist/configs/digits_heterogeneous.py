@@ -91,7 +91,7 @@ def get_config(run: str = "fd") -> ConfigDict:
     return config
 
 
-def algorithm(method: str, **differs: object) -> dict[str, object]:
+def algorithm(method: str) -> dict[str, object]:
     """`algorithm` of a method as HtFLlib trains: SGD of a constant rate, small batches, one epoch."""
     training = dict(optimizer="sgd", learning_rate=0.01, batch_size=10, epochs=1)
-    return {"name": method, **training, **METHODS[method], **differs}
+    return {"name": method, **training, **METHODS[method]}

@@ -5,7 +5,7 @@ On a CPU the stock gradients of a convolution are very slow inside loops. That o
 convolutions, for which XLA:CPU has fast kernels, and the pool's gradient compares with the maximum.
 On an NVIDIA GPU convolutions under a vmap over kernels, as of clients at once, multiply patches with
 matrices: a round of 20 clients of both CNNs takes 9 ms instead of 28 on an H200. All else is stock.
-Only first derivatives in reverse mode are defined.
+Derivatives of all orders are defined in reverse mode, none in forward mode.
 """
 
 import functools
@@ -123,38 +123,82 @@ def _convolution_forward(
 def _convolution_backward(
     padding: Padding, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # Two platform switches, so that the gradient of images that need none is dead code.
+    # Two functions, so that the gradient of images that need none is dead code.
     inputs, kernel = residuals
-    stock = functools.partial(_inputs_by_convolution, padding=padding, correlate=_correlate)
     with jax.named_scope("inputs_gradient"):
-        inputs_gradient = jax.lax.platform_dependent(
-            cotangent,
-            kernel,
-            cpu=_on_cpu(
-                functools.partial(
-                    _inputs_by_convolution, padding=padding, correlate=_correlate_in_vectors
-                ),
-                functools.partial(_inputs_by_patches, padding=padding),
-            ),
-            cuda=_unless_mapped(stock, functools.partial(_inputs_by_patches, padding=padding)),
-            default=stock,
-        )
-    stock = functools.partial(_kernel_stock, padding=padding)
+        inputs_gradient = _inputs_gradient(cotangent, kernel, padding)
     with jax.named_scope("kernel_gradient"):
-        kernel_gradient = jax.lax.platform_dependent(
-            inputs,
-            cotangent,
-            cpu=_on_cpu(
-                functools.partial(_kernel_by_convolution, padding=padding),
-                functools.partial(_kernel_by_patches, padding=padding),
-            ),
-            cuda=_unless_mapped(stock, functools.partial(_kernel_by_patches, padding=padding)),
-            default=stock,
-        )
+        kernel_gradient = _kernel_gradient(inputs, cotangent, padding)
     return inputs_gradient, kernel_gradient
 
 
 _convolution.defvjp(_convolution_forward, _convolution_backward)
+
+
+# Both gradients are linear in each of their two arrays, and their gradients are the two other functions
+# of the three. So derivatives of all orders are defined, such as those of FedL2G and Per-FedAvg.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _inputs_gradient(cotangent: jax.Array, kernel: jax.Array, padding: Padding) -> jax.Array:
+    stock = functools.partial(_inputs_by_convolution, padding=padding, correlate=_correlate)
+    return jax.lax.platform_dependent(
+        cotangent,
+        kernel,
+        cpu=_on_cpu(
+            functools.partial(
+                _inputs_by_convolution, padding=padding, correlate=_correlate_in_vectors
+            ),
+            functools.partial(_inputs_by_patches, padding=padding),
+        ),
+        cuda=_unless_mapped(stock, functools.partial(_inputs_by_patches, padding=padding)),
+        default=stock,
+    )
+
+
+def _inputs_gradient_forward(
+    cotangent: jax.Array, kernel: jax.Array, padding: Padding
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _inputs_gradient(cotangent, kernel, padding), (cotangent, kernel)
+
+
+def _inputs_gradient_backward(
+    padding: Padding, residuals: tuple[jax.Array, jax.Array], slope: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    cotangent, kernel = residuals
+    return _convolution(slope, kernel, padding), _kernel_gradient(slope, cotangent, padding)
+
+
+_inputs_gradient.defvjp(_inputs_gradient_forward, _inputs_gradient_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _kernel_gradient(inputs: jax.Array, cotangent: jax.Array, padding: Padding) -> jax.Array:
+    stock = functools.partial(_kernel_stock, padding=padding)
+    return jax.lax.platform_dependent(
+        inputs,
+        cotangent,
+        cpu=_on_cpu(
+            functools.partial(_kernel_by_convolution, padding=padding),
+            functools.partial(_kernel_by_patches, padding=padding),
+        ),
+        cuda=_unless_mapped(stock, functools.partial(_kernel_by_patches, padding=padding)),
+        default=stock,
+    )
+
+
+def _kernel_gradient_forward(
+    inputs: jax.Array, cotangent: jax.Array, padding: Padding
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _kernel_gradient(inputs, cotangent, padding), (inputs, cotangent)
+
+
+def _kernel_gradient_backward(
+    padding: Padding, residuals: tuple[jax.Array, jax.Array], slope: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    inputs, cotangent = residuals
+    return _inputs_gradient(cotangent, slope, padding), _convolution(inputs, slope, padding)
+
+
+_kernel_gradient.defvjp(_kernel_gradient_forward, _kernel_gradient_backward)
 
 
 def _on_cpu(

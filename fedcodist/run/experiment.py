@@ -462,7 +462,8 @@ def check_experiment(experiment: Experiment) -> int:
             )
     check_names("splits", experiment.splits)
     check_names("final_splits", experiment.final_splits)
-    if not experiment.splits:
+    # Clients may be evaluated on their own examples alone.
+    if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
         raise ValueError("splits must name at least one split to evaluate, got none.")
     if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
         raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")

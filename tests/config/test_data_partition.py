@@ -5,7 +5,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedcodist.config.data import load_data
-from fedcodist.config.data_partition import PARTITIONS, repartitioned
+from fedcodist.config.data_partition import PARTITIONS, merged, repartitioned
 from fedcodist.config.settings import ALLOWED, check_settings
 from fedcodist.data import FederatedData, feature_noise, feature_rotation, partition
 from fedcodist.datasets.digits import load_digits_federated
@@ -171,3 +171,16 @@ def test_digits_are_dealt_anew():
     # Without a partition digits are what they were.
     plain = load_digits_federated(num_clients=30, concentration=0.5, seed=SEED)["train"]
     np.testing.assert_array_equal(before.splits["train"].columns["image"], plain.columns["image"])
+
+
+def test_all_splits_need_the_columns_of_the_training_split():
+    unlabelled = FederatedData.from_arrays({"image": COLUMNS["image"]}, offsets=[0, 120])
+    splits = {"distillation": unlabelled, "train": CLIENTS}
+    with pytest.raises(
+        ValueError,
+        match=r"^data.partition.all_splits needs 'label' in every split, and 'distillation' has only "
+        r"\['image'\]. Prepare the folder without 'distillation'.$",
+    ):
+        merged(splits)
+    both = merged({"test": CLIENTS, "train": CLIENTS})
+    assert both.num_clients == 1 and both.num_examples == 240 and set(both.columns) == set(COLUMNS)

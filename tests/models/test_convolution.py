@@ -50,6 +50,30 @@ def value_and_gradients(function, *arguments):
     return (outputs, *pullback(normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)))
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_second_derivatives_equal_the_stock_ones(dtype, padding):
+    # As in FedL2G: the gradient of a loss after a step along another loss's gradient.
+    inputs, kernel = normal(0, 2, 6, 6, 3, dtype=dtype), 0.3 * normal(1, 3, 3, 3, 4, dtype=dtype)
+
+    def after_a_step(convolve, pool, kernel, inputs):
+        def loss(kernel, inputs):
+            return jnp.mean(jnp.sin(pool(convolve(inputs, kernel, padding))))
+
+        slopes = jax.grad(loss, (0, 1))(kernel, inputs)
+        return loss(kernel - 0.5 * slopes[0], inputs - 0.5 * slopes[1])
+
+    ours = functools.partial(after_a_step, convolution.conv3x3, convolution.max_pool_2x2)
+    stock = functools.partial(after_a_step, stock_convolution, stock_pool)
+    expected = jax.grad(stock, (0, 1))(kernel, inputs)
+    once = jax.jit(jax.grad(ours, (0, 1)))(kernel, inputs)
+    by_client = jax.vmap(jax.grad(ours, (0, 1)))(kernel[None], inputs[None])
+    tolerance = 1e-10 if dtype == "float64" else 1e-5
+    for result in (once, jax.tree.map(lambda slope: slope[0], by_client)):
+        for actual, wanted in zip(result, expected, strict=True):
+            assert_close(actual, wanted, tolerance)
+
+
 @settings(max_examples=6)
 @given(
     SHAPES,

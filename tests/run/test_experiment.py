@@ -542,6 +542,9 @@ def test_rows_that_the_algorithm_was_told_of(stream):
 def test_no_splits():
     with pytest.raises(ValueError, match="splits must name at least one"):
         check_experiment(make_experiment()._replace(splits={}))
+    # Clients' own examples are enough.
+    own = make_experiment()._replace(splits={}, final_client_splits={"own": make_data()})
+    assert run_experiment(own, show_progress=False).clients["own"]
 
 
 @pytest.mark.parametrize(("checkpoint_every", "expected"), [(None, 2), (2, 2), (6, 6)])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
+from fedcodist.algorithms.parties.own_examples import label_sums
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
@@ -23,9 +24,8 @@ from fedcodist.algorithms.parties.party import (
     sums,
     training_metrics,
 )
-from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -132,7 +132,7 @@ def fd(
       num_classes: labels, and outputs of every model.
       training: on private examples.
       hyper: learning rate, gamma and T.
-      inference_batch_size: examples per step when means are computed.
+      inference_batch_size: examples per step, at most, when means are computed.
       variant: when means are computed, over which parties, and the regulariser; 'mse' does not use T.
       execution, name: as in `fed_md`.
       reduce: how the parties' messages are summed; by default `sums`. It must return sums, since each
@@ -241,11 +241,9 @@ def label_means(
     batch_size: int,
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
-    logits = inference(model, variables, data, training.preprocess, batch_size)
-    _, rows, is_real = batches.places(0, data.capacity, data.size)
-    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
-    is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
-    return means_of(is_of_label.T @ logits, jnp.sum(is_of_label, axis=0))
+    return means_of(
+        *label_sums(model, variables, data, num_classes, training, batch_size, logits_of)
+    )
 
 
 def means_of(sums: jax.Array, counts: jax.Array) -> LabelMeans:

@@ -109,7 +109,7 @@ def fed_gh(
       predict_by: which head is evaluated: the party's 'own_head' after local training, as in the
         authors' code, or the 'global_head' that the server has trained since.
       hyper: learning rates.
-      inference_batch_size: examples per step when means are computed.
+      inference_batch_size: examples per step, at most, when means are computed.
       execution, name: as in `fed_md`.
 
     Raises:

@@ -104,7 +104,7 @@ def fed_proto(
       predict_by: a party predicts with its 'head', or with the nearest global 'prototype'. The authors'
         code reports both.
       hyper: learning rate and lambda.
-      inference_batch_size: examples per step when prototypes are computed.
+      inference_batch_size: examples per step, at most, when prototypes are computed.
       execution, name: as in `fed_md`.
       reduce: how the parties' messages are summed; by default `sums`. It must return sums.
 

@@ -116,7 +116,7 @@ def fed_tgp(
       predict_by: a party predicts with its 'head', or with the nearest global 'prototype', as in the
         authors' code.
       hyper: learning rates, lambda and tau.
-      inference_batch_size: examples per step when prototypes are computed.
+      inference_batch_size: examples per step, at most, when prototypes are computed.
       execution, name: as in `fed_md`.
 
     Raises:

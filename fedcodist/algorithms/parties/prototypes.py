@@ -13,8 +13,7 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_widths, party_names
-from fedcodist.algorithms.parties.shared_examples import inference
-from fedcodist.core import batches
+from fedcodist.algorithms.parties.own_examples import label_sums
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
@@ -120,13 +119,11 @@ def class_sums(
       data: its examples.
       num_classes: labels.
       training: whose preprocessing is used, with one fixed key.
-      batch_size: examples per step.
+      batch_size: examples per step, at most.
     """
-    embeddings = inference(model, variables, data, training.preprocess, batch_size, embedding_of)
-    _, rows, is_real = batches.places(0, data.capacity, data.size)
-    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
-    is_of_class = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
-    return ClassSums(is_of_class.T @ embeddings, jnp.sum(is_of_class, axis=0))
+    return ClassSums(
+        *label_sums(model, variables, data, num_classes, training, batch_size, embedding_of)
+    )
 
 
 def prototypes_of(sums: ClassSums) -> Prototypes:

@@ -1,0 +1,48 @@
+"""Sums of a model's outputs per label on a party's own examples: what FD and FedProto send.
+
+Shared by FD, whose outputs are logits, and by the methods of `prototypes`, whose outputs are embeddings.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedcodist.algorithms.parties.shared_examples import inference
+from fedcodist.core import batches
+from fedcodist.core.inputs import ClientData
+from fedcodist.core.labels import class_labels
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Model, Variables
+
+LEAST_STEPS = 8  # in which the party with the most examples computes its outputs
+
+
+def label_sums(
+    model: Model,
+    variables: Variables,
+    data: ClientData,
+    num_classes: int,
+    training: LocalTraining,
+    batch_size: int,
+    of: Callable[[Any], jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Sums of outputs per label [classes, ...], and numbers of examples per label [classes].
+
+    Args:
+      model, variables: the party's model, in evaluation mode.
+      data: the party's examples.
+      num_classes: labels.
+      training: whose preprocessing is used, with one fixed key.
+      batch_size: examples per step, at most.
+      of: outputs -> array [batch, width].
+    """
+    # A step is always full. With large steps, a party with few examples would compute as many outputs
+    # as the party with the most.
+    size = min(batch_size, -(-data.capacity // LEAST_STEPS))
+    outputs = inference(model, variables, data, training.preprocess, size, of)
+    _, rows, is_real = batches.places(0, data.capacity, data.size)
+    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
+    is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
+    return is_of_label.T @ outputs, jnp.sum(is_of_label, axis=0)
