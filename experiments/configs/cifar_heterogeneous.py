@@ -21,9 +21,9 @@ round only. HtFLlib's pathological split deals labels to clients in their order 
 number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
-rounds with CIFAR-10 and 60 with CIFAR-100. By then, training alone has fitted most clients' images. A run
-of three seeds takes 5 to 10 minutes on one core. Accuracies are far below the paper's, so only differences
-between methods can be compared. docs/results/heterogeneous.md lists which runs there are.
+rounds with CIFAR-10 and 60 with CIFAR-100. By then, training alone has fitted most clients' images. A
+run of three seeds takes 5 to 10 minutes on one core. Accuracies are far below the paper's, so only
+differences between methods can be compared. docs/results/heterogeneous.md lists which runs there are.
 """
 
 from typing import Any
