@@ -99,31 +99,42 @@ def for_each_client(
         prepare,
         mask,
         message,
-        client_states,
         cohort,
         key,
         execution.loop,
     )
     if execution.loop == "eager":
         with jax.disable_jit():
-            outcomes = [chunk_of(jnp.array([slot])) for slot in range(len(cohort.clients))]
+            outcomes = [
+                chunk_of(client_states, jnp.array([slot])) for slot in range(len(cohort.clients))
+            ]
         totals, results = zip(*outcomes, strict=True)
         total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
         stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
     else:
         slots = _deal(cohort.sizes, execution, axis_name)
         traced_once = jax.jit(chunk_of, inline=True)  # for the shapes here and in the loop
-        shape, _ = jax.eval_shape(traced_once, slots[0])
-        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        total_shape, result_shape = jax.eval_shape(traced_once, client_states, slots[0])
+        new_states = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((len(cohort.clients), *leaf.shape[1:]), leaf.dtype),
+            result_shape.client_state,
+        )
+        # The new states replace the old ones in place, unless they have other shapes.
+        is_in_place = new_states == jax.eval_shape(lambda: client_states)
+        start = _zeros(total_shape), client_states if is_in_place else _zeros(new_states)
 
-        def step(total: PyTree, slots: jax.Array) -> tuple[PyTree, PyTree]:
-            chunk_total, result = traced_once(slots)
+        def step(carry: tuple[PyTree, PyTree], slots: jax.Array) -> tuple[tuple, ClientResult]:
+            total, states = carry
+            chunk_total, result = traced_once(states if is_in_place else client_states, slots)
+            states = _placed(states, result.client_state, slots, axis_name)
+            result = result._replace(client_state=None)
             if not individual_results:
                 result = result._replace(update=None, mutable=None, weight=None, extra=None)
-            return jax.tree.map(jnp.add, total, chunk_total), result
+            return (jax.tree.map(jnp.add, total, chunk_total), states), result
 
-        total, dealt = jax.lax.scan(step, start, slots)
+        (total, states), dealt = jax.lax.scan(step, start, slots)
         stacked = jax.tree.map(lambda leaf: _undeal(leaf, slots, len(cohort.clients)), dealt)
+        stacked = stacked._replace(client_state=_only_dealt(states, slots, axis_name))
         total, stacked = sum_over_devices((total, stacked), axis_name)
     return CohortResult(
         total, stacked.client_state, stacked.metrics, stacked if individual_results else None
@@ -156,12 +167,12 @@ def _run_slots(
     prepare: Callable[[ClientResult, jax.Array], PyTree],
     mask: Callable[[PyTree, jax.Array], PyTree] | None,
     message: PyTree,
-    client_states: PyTree,
     cohort: Cohort,
     key: jax.Array,
     loop: str,
+    client_states: PyTree,
     slots: jax.Array,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[PyTree, ClientResult]:
     """Runs the clients of some slots; returns their prepared sum and their results [slots, ...]."""
     clients = len(cohort.clients)
     real = slots < clients
@@ -220,6 +231,34 @@ def _deal(sizes: jax.Array, execution: Execution, axis_name: str | None) -> jax.
     fillers = jnp.full((rounds * devices * chunk - cohort,), cohort)
     filled = jnp.concatenate([dealing_order(sizes, devices), fillers]).astype(jnp.int32)
     return filled.reshape(rounds * chunk, devices)[:, device].reshape(rounds, chunk)
+
+
+def _zeros(shapes: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _placed(states: PyTree, new: PyTree, slots: jax.Array, axis_name: str | None) -> PyTree:
+    """Puts the new client states [slots, ...] among those of the cohort [cohort, ...]."""
+    has_fillers = len(slots) > 1 or axis_name is not None
+
+    def put(leaf: jax.Array, rows: jax.Array) -> jax.Array:
+        if has_fillers:
+            return leaf.at[slots].set(rows, mode="drop")
+        return jax.lax.dynamic_update_slice_in_dim(leaf, rows, slots[0], axis=0)
+
+    return jax.tree.map(put, states, new)
+
+
+def _only_dealt(states: PyTree, slots: jax.Array, axis_name: str | None) -> PyTree:
+    """The client states of this device's clients, and zeros for those of other devices."""
+    if axis_name is None:
+        return states
+
+    def only(leaf: jax.Array) -> jax.Array:
+        is_here = jnp.zeros(len(leaf), bool).at[slots.reshape(-1)].set(True, mode="drop")
+        return jnp.where(jnp.expand_dims(is_here, range(1, leaf.ndim)), leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(only, states)
 
 
 def _undeal(leaf: jax.Array, slots: jax.Array, cohort: int) -> jax.Array:

@@ -305,7 +305,12 @@ def variable_shapes(model: Model) -> Variables:
 
 def is_finite(tree: PyTree) -> jax.Array:
     """Whether all values of a pytree are finite, a bool scalar."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+    # Small arrays are joined first, since XLA compiles the same for each shape again.
+    leaves = jax.tree.leaves(tree)
+    small = [jnp.ravel(leaf) for leaf in leaves if jnp.size(leaf) <= 2**16]
+    large = [leaf for leaf in leaves if jnp.size(leaf) > 2**16]
+    arrays = [*large, jnp.concatenate(small)] if small else large
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))
 
 
 def check_stateless(name: str, model: Model) -> None:

@@ -364,10 +364,35 @@ def patches3x3(inputs: jax.Array, padding: Padding) -> jax.Array:
     """[B, H, W, C] -> [B, H', W', 9 C], offsets in the kernel's row-major order."""
     if padding == "SAME":
         inputs = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    height, width = inputs.shape[1] - 2, inputs.shape[2] - 2
-    return jnp.concatenate(
-        [inputs[:, i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=-1
-    )
+    return patches(inputs, 3)
+
+
+def patches(images: jax.Array, size: int, stride: int = 1) -> jax.Array:
+    """[B, H, W, C] -> [B, H', W', size^2 C], every window of the images without padding.
+
+    Offsets are in the kernel's row-major order. Columns are shifted first and rows then, which makes
+    2 size slices in place of size^2. XLA:CPU compiles each of them by itself.
+    """
+    last = size - 1
+    height, width = images.shape[1] - last, images.shape[2] - last
+    rows = [images[:, :, j : j + width : stride] for j in range(size)]
+    shifted = jnp.concatenate(rows, axis=-1)
+    windows = [shifted[:, i : i + height : stride] for i in range(size)]
+    return jnp.concatenate(windows, axis=-1)
+
+
+def strided_patches3x3(images: jax.Array, height: int, width: int) -> jax.Array:
+    """[B, 2 H + 2, 2 W + 2, C] -> [B, H, W, 9 C], windows at stride 2.
+
+    Even and odd columns, then rows, are separated first: slices with a stride have slow gradients.
+    """
+    batch, rows, _, channels = images.shape
+    pairs = images.reshape(batch, rows, width + 1, 2, channels)
+    columns = [pairs[:, :, j // 2 : j // 2 + width, j % 2] for j in range(3)]
+    shifted = jnp.concatenate(columns, axis=-1)
+    pairs = shifted.reshape(batch, height + 1, 2, width, 3 * channels)
+    windows = [pairs[:, i // 2 : i // 2 + height, i % 2] for i in range(3)]
+    return jnp.concatenate(windows, axis=-1)
 
 
 @jax.custom_vjp

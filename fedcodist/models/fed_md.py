@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.models.convolution import conv3x3, same_varying_axes
+from fedcodist.models.convolution import conv3x3, same_varying_axes, strided_patches3x3
 from fedcodist.models.headed import HEAD
 from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
 from fedcodist.models.normalized_product import normalized_convolution
@@ -305,10 +305,7 @@ def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
-    """[B, H, W, C] -> [B, H', W', size^2 C], offsets in the kernel's row-major order.
-
-    Even and odd rows and columns are separated first: slices with a stride have slow gradients.
-    """
+    """[B, H, W, C] -> [B, H', W', size^2 C], offsets in the kernel's row-major order; size 2 or 3."""
     batch, height, width, channels = inputs.shape
     rows, columns = ((side - size) // 2 + 1 for side in (height, width))
     if size == 2:  # each pixel belongs to one window
@@ -318,13 +315,4 @@ def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
     needed = [2 * rows + 2, 2 * columns + 2]
     fill = [max(0, n - side) for n, side in zip(needed, (height, width), strict=True)]
     padded = jnp.pad(inputs, ((0, 0), (0, fill[0]), (0, fill[1]), (0, 0)))
-    pairs = padded[:, : needed[0], : needed[1]].reshape(
-        batch, rows + 1, 2, columns + 1, 2, channels
-    )
-    phases = [[pairs[:, :, i, :, j] for j in range(2)] for i in range(2)]
-    windows = [
-        phases[i % 2][j % 2][:, i // 2 : i // 2 + rows, j // 2 : j // 2 + columns]
-        for i in range(size)
-        for j in range(size)
-    ]
-    return jnp.concatenate(windows, axis=-1)
+    return strided_patches3x3(padded[:, : needed[0], : needed[1]], rows, columns)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.models.convolution import max_pool_2x2, same_varying_axes
+from fedcodist.models.convolution import max_pool_2x2, patches, same_varying_axes
 from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.mobilenet import MobileNetV2
 from fedcodist.models.resnet_imagenet import ImageNetResNet
@@ -75,11 +75,7 @@ def conv5x5(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _by_patches(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    height, width = inputs.shape[1] - 4, inputs.shape[2] - 4
-    patches = jnp.concatenate(
-        [inputs[:, i : i + height, j : j + width] for i in range(5) for j in range(5)], axis=-1
-    )
-    return patches @ kernel.reshape(-1, kernel.shape[-1])
+    return patches(inputs, 5) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:

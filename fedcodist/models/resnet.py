@@ -221,21 +221,10 @@ def _strided_stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _strided_patches(inputs: jax.Array) -> jax.Array:
-    """[B, 2 H, 2 W, C] -> [B, H, W, 9 C], offsets in the kernel's row-major order.
-
-    Even and odd rows and columns are separated first: slices with a stride have slow gradients.
-    """
-    batch, height, width, channels = inputs.shape
-    height, width = height // 2, width // 2
+    """[B, 2 H, 2 W, C] -> [B, H, W, 9 C], offsets in the kernel's row-major order."""
+    height, width = inputs.shape[1] // 2, inputs.shape[2] // 2
     padded = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    pairs = padded.reshape(batch, height + 1, 2, width + 1, 2, channels)
-    phases = [[pairs[:, :, i, :, j] for j in range(2)] for i in range(2)]
-    windows = [
-        phases[i % 2][j % 2][:, i // 2 : i // 2 + height, j // 2 : j // 2 + width]
-        for i in range(3)
-        for j in range(3)
-    ]
-    return jnp.concatenate(windows, axis=-1)
+    return convolution.strided_patches3x3(padded, height, width)
 
 
 def _matrix_product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.models.convolution import same_varying_axes
+from fedcodist.models.convolution import patches, same_varying_axes
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
 
@@ -123,12 +123,8 @@ def _of_three_rows(x: jax.Array) -> jax.Array:
 
 
 def _stem_by_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    height, width = x.shape[1], x.shape[2]
     padded = jnp.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0)))
-    patches = jnp.concatenate(
-        [padded[:, i : i + height : 2, j : j + width : 2] for i in range(7) for j in range(7)], -1
-    )
-    return patches @ kernel.reshape(-1, kernel.shape[-1])
+    return patches(padded, 7, stride=2) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _stock_stem(x: jax.Array, kernel: jax.Array) -> jax.Array:

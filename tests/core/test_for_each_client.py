@@ -620,3 +620,32 @@ def test_a_client_update_is_traced_once(loop, chunk):
 
     assert float(run(jnp.float32(2)).total) == 2 * sum(SIZES[client] for client in [0, 3, 5, 7])
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("loop", ["scan", "vmap"])
+def test_client_states_are_replaced_in_place(loop):
+    size = 2**16
+    sizes = jnp.asarray(SIZES)
+    cohort = Cohort(
+        columns={"x": jnp.zeros((NUM_ROWS, 1))},
+        clients=jnp.arange(len(SIZES)),
+        starts=jnp.cumsum(sizes) - sizes,
+        sizes=sizes,
+        capacity=max(SIZES),
+    )
+
+    def update(message, state, data, key):
+        new = state * 2 + data.size
+        return ClientResult({"sum": new[0]}, {}, jnp.float32(1), new, {})
+
+    def round_(states):
+        prepare = lambda result, key: result.update
+        return for_each_client(
+            update, prepare, None, states, cohort, jax.random.key(0), Execution(loop, 2)
+        ).client_states
+
+    states = jnp.arange(len(SIZES) * size, dtype=jnp.float32).reshape(len(SIZES), size)
+    compiled = jax.jit(round_, donate_argnums=0).lower(states).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < states.nbytes / 2
+    expected = 2 * states + sizes[:, None]
+    np.testing.assert_array_equal(compiled(states), expected)

@@ -11,19 +11,38 @@ from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import estimate, table
 from fedcodist.config.registry import METHOD_NAMES
+from fedcodist.configs.digits_heterogeneous import get_runs as digits_methods
 from fedcodist.report.intervals import paired
 
 
 class Study(NamedTuple):
-    """An experiment, its heading, its baseline's run, and the model that its clients use."""
+    """A comparison of methods.
+
+    Attributes:
+      experiment: a config.
+      heading: of its table.
+      baseline: the method that others are compared with.
+      models: that clients use.
+      pattern: of the experiment's runs, "{}" being a method.
+    """
 
     experiment: str
     heading: str
     baseline: str
     models: Sequence[str]
+    pattern: str = "{}"
 
 
+_CIFAR = {
+    f"{data},{split},{{}},scaled": f"{title}, {how}, four networks"
+    for data, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"))
+    for split, how in (("dirichlet", "Dirichlet(0.1)"), ("pathological", "few labels"))
+}
 STUDIES = (
+    *(
+        Study("cifar_heterogeneous", heading, "local_only", ("parties",), pattern)
+        for pattern, heading in _CIFAR.items()
+    ),
     Study("digits_heterogeneous", "Digits, four networks", "local_only", ("parties",)),
     Study(
         "digits_personal",
@@ -32,7 +51,7 @@ STUDIES = (
         ("main_personal", "main", "main_fine_tuned"),
     ),
 )
-EXPERIMENTS = (*(study.experiment for study in STUDIES), "cifar_heterogeneous")
+EXPERIMENTS = tuple(dict.fromkeys(study.experiment for study in STUDIES))
 _SPLIT = "client_test"
 _METRICS = ("accuracy_weighted", "accuracy", "accuracy_std", "accuracy_worst_tenth")
 
@@ -41,9 +60,12 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
     """A table per experiment: every method, and its gain over the baseline within seeds."""
     full = full_length(records)
     title = "Heterogeneous networks, evaluated on each client's own examples"
-    parts = [f"# {title}", notes[""]]
+    parts = [f"# {title}", notes[""], *_together(full, notes)]
     for study in STUDIES:
-        rows = [row for run in planned(study.experiment) for row in _rows(full, study, run)]
+        methods = [own for run in planned(study.experiment) if (own := _method(study, run))]
+        rows = [row for method in methods for row in _rows(full, study, method)]
+        if not any(_sample(full, study, m, study.models[0], _METRICS[0]) for m in methods):
+            continue  # below, under what was not run
         headings = [
             "Method",
             *(["Model"] if len(study.models) > 1 else []),
@@ -63,13 +85,56 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
     return Page("heterogeneous", title, EXPERIMENTS, parts, {}, (), missing)
 
 
-def _rows(records: Sequence[Record], study: Study, run: str) -> list[list[str]]:
-    """A table row for each measured model of a run, or a single row if it was not run."""
-    title = METHOD_NAMES.get(run, run)
+def _together(records: Sequence[Record], notes: Notes) -> list[str]:
+    """The gains of the methods as means over all comparisons on CIFAR that are complete."""
+    studies = [study for study in STUDIES if study.experiment == "cifar_heterogeneous"]
+    methods = {
+        study: [own for run in planned(study.experiment) if (own := _method(study, run))]
+        for study in studies
+    }
+    values = {
+        study: {
+            method: measured
+            for method in methods[study]
+            if (measured := _sample(records, study, method, study.models[0], _METRICS[0]))
+        }
+        for study in studies
+    }
+    complete = [study for study in studies if set(values[study]) == set(digits_methods())]
+    if not complete:
+        return []
+    rows = []
+    for method in values[complete[0]]:
+        if method == complete[0].baseline:
+            continue
+        gains = []  # by comparison, those of every seed
+        for study in complete:
+            pairs = common_seeds(values[study][method], values[study][study.baseline])
+            gains.append([ours - other for ours, other in pairs])
+        means = [sum(of_seed) / len(complete) for of_seed in zip(*gains, strict=True)]
+        mean = estimate(paired(means, [0.0] * len(means), 0))
+        each = [f"{sum(of_cell) / len(of_cell):+.1f}" for of_cell in gains]
+        rows.append([METHOD_NAMES.get(method, method), mean, *each])
+    headings = ["Method", "Mean gain", *(study.heading.split(", four")[0] for study in complete)]
+    heading = "CIFAR, all comparisons together"
+    parts = [f"## {heading}", notes.get(heading, ""), table(headings, rows, texts=1)]
+    return [*parts, found(notes, heading)]
+
+
+def _method(study: Study, run: str) -> str:
+    """The method of a run of the study, or "" for other runs of its experiment."""
+    before, after = study.pattern.split("{}")
+    method = run.removeprefix(before).removesuffix(after)
+    return method if study.pattern.format(method) == run and "," not in method else ""
+
+
+def _rows(records: Sequence[Record], study: Study, method: str) -> list[list[str]]:
+    """A table row for each measured model of a method, or a single row if it was not run."""
+    title = METHOD_NAMES.get(method, method)
     has_models = len(study.models) > 1
     rows = []
     for model in study.models:
-        of_metrics = [_sample(records, study, run, model, metric) for metric in _METRICS]
+        of_metrics = [_sample(records, study, method, model, metric) for metric in _METRICS]
         if of_metrics[0] is None:
             continue
         cells = [title, *([model] if has_models else []), *map(accuracy, of_metrics)]
@@ -100,6 +165,7 @@ def _kilobytes(ours: Sample) -> list[str]:
 
 
 def _sample(
-    records: Sequence[Record], study: Study, run: str, model: str, metric: str
+    records: Sequence[Record], study: Study, method: str, model: str, metric: str
 ) -> Sample | None:
+    run = study.pattern.format(method)
     return sample(records, study.experiment, run, model, _SPLIT, metric)

@@ -195,18 +195,19 @@ def run_parties(
                 functools.partial(_client_update, update, group.model),
                 functools.partial(_prepare_here, reduce),
                 message,
-                states[name],
+                (states[name], None),
                 members,
                 key,
                 execution,
                 mask=mask,
             )
-        only_here = lambda leaf, is_here=is_here: jnp.where(
-            is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
-        )
         totals.append(result.total)
-        kept[name] = jax.tree.map(only_here, result.client_states)
-        metrics[name] = jax.tree.map(only_here, result.metrics)
+        kept[name], metrics[name] = result.client_states, result.metrics
+        if axis_name is not None:
+            only_here = lambda leaf, is_here=is_here: jnp.where(
+                is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
+            )
+            kept[name], metrics[name] = jax.tree.map(only_here, (kept[name], metrics[name]))
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
     total, kept, metrics = sum_over_devices((total, kept, metrics), axis_name)
     names = party_names(groups)
@@ -296,7 +297,8 @@ def _client_update(
     key: jax.Array,
 ) -> ClientResult:
     """A party's update as a ClientResult; `extra` says whether the party belongs to this device."""
-    result = update(model, message, state, data, key)
+    own, _ = state
+    result = update(model, message, own, data, key)
     weight = jnp.asarray(result.weight, jnp.result_type(float))
     chex.assert_shape(weight, ())
     kept = (result.state, result.reports)
