@@ -74,7 +74,7 @@ def measure(workload: str, rounds: int) -> dict[str, Any]:
 
     path = INPUTS / f"{workload}.npz"
     make_inputs.write(workload, path)
-    train, _, lowered = ours.prepare(work.read_inputs(path, workload), rounds)
+    train, _, lowered = ours.prepare(ours.read_inputs(path, workload), rounds)
     purposes = purposes_of(lowered().compile().as_text())
     train(rounds)
     start = time.perf_counter()

@@ -64,7 +64,7 @@ def measure(arguments) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", arguments.double)
-    inputs = work.read_inputs(arguments.inputs, arguments.workload, arguments.double)
+    inputs = read_inputs(arguments.inputs, arguments.workload, arguments.double)
     most_rounds = max(arguments.first_rounds, arguments.rounds_per_repetition)
     prepared = prepare(inputs, most_rounds, arguments.accelerator)
 
@@ -83,6 +83,15 @@ def measure(arguments) -> None:
             device=machine.accelerator(),
             peak_device_mb=machine.peak_accelerator_mb(),
         )
+
+
+def read_inputs(path: Path, workload: str, double: bool = False) -> work.Inputs:
+    """A workload's file; where only clients train, pixels remain bytes as in a prepared folder.
+
+    With `double` they are normalised as the peers do it, to float64.
+    """
+    as_bytes = work.WORKLOADS[workload].distillation is None and not double
+    return work.read_inputs(path, workload, double, as_bytes)
 
 
 class Prepared(NamedTuple):
@@ -113,7 +122,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     from fedcodist.algorithms.parties.shared_examples import PUBLIC
     from fedcodist.core.client_states import device_client_states
     from fedcodist.distillation.loop import UNLABELLED
-    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.programs import all_devices, build_programs, replicate, replicate_data
     from fedcodist.run.sources import resident_data
 
     mesh = all_devices()
@@ -125,7 +134,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
         rows[UNLABELLED] = {"image": inputs.unlabelled}
     if method_of(inputs) in PARTIES:
         rows = {PUBLIC: rows[UNLABELLED]}
-    data = replicate(resident_data(federated, rows), mesh)
+    data = replicate_data(resident_data(federated, rows), mesh)
     some_pool = next(iter(inputs.pools.values()))
     floats = next(iter(some_pool.weights.values())).dtype.type
     hyper = replicate(jax.tree.map(floats, algorithm.hyper), mesh)
@@ -557,6 +566,7 @@ def make_pool(inputs: work.Inputs, name: str):
     from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
+    from fedcodist.data.augmentation import image_preprocess, normalise
     from fedcodist.privacy.private import private
     from fedcodist.text.next_token import language_model, next_tokens
 
@@ -568,6 +578,11 @@ def make_pool(inputs: work.Inputs, name: str):
         training = training._replace(preprocess=next_tokens)
     else:
         model = from_flax_linen(module, jnp.zeros((1, *network.image)))
+        if inputs.images.dtype == np.uint8:
+            channels = network.image[-1]
+            mean, deviation = [work.PIXEL_MEAN] * channels, [work.PIXEL_DEVIATION] * channels
+            normalised = normalise(mean, deviation)
+            training = training._replace(preprocess=image_preprocess(normalised))
     model = model._replace(init=lambda key: own_weights(network, weights))
     first, second = work.SERVER_BETAS
     optimizer = functools.partial(optax.adam, b1=first, b2=second, eps=work.SERVER_EPSILON)

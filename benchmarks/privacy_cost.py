@@ -26,7 +26,6 @@ import machine
 import ours
 import records
 import side_by_side
-from peers import workload as work
 
 from fedcodist.run import launch
 
@@ -75,7 +74,7 @@ def measure(turns: int) -> dict[str, list[float]] | None:
     at_once = machine.accelerator() is not None  # as ours.py trains clients there
     train = {}
     for kind, workload in WORKLOADS.items():
-        inputs = work.read_inputs(side_by_side.INPUTS / f"{workload}.npz", workload)
+        inputs = ours.read_inputs(side_by_side.INPUTS / f"{workload}.npz", workload)
         train[kind] = ours.prepare(inputs, ROUNDS, at_once).train
         train[kind](ROUNDS)  # compiles
     seconds: dict[str, list[float]] = {kind: [] for kind in train}

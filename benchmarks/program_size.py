@@ -23,7 +23,6 @@ import live_line
 import ours
 import records
 import side_by_side
-from peers import workload as work
 
 KIND = RECORD = "program_size"
 # A computation that an instruction calls, or several in braces.
@@ -44,7 +43,7 @@ def main() -> int:
     for workload in arguments.workload:
         job = side_by_side.make_job(workload, turns=1)
         with live_line.showing(f"{workload}: lowering"):
-            inputs = work.read_inputs(job.inputs, workload)
+            inputs = ours.read_inputs(job.inputs, workload)
             count = instructions(ours.prepare(inputs, job.rounds).lowered())
         print(f"{workload:<18}{count:10,}", flush=True)
         write(workload, count, arguments.results)

@@ -40,6 +40,7 @@ TEACHER, STUDENT = "teacher", "student"  # its networks
 # Of HtFLlib's methods: SGD's rate, examples of a step, features before the head, FML's share of the
 # labels in each loss, the weight of FD's and FedProto's distances, and the rounds whose order of
 # examples all programs know.
+PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 HTFL_RATE, HTFL_BATCH, HTFL_EMBEDDING = 0.01, 10, 512
 HTFL_LABELS, HTFL_WEIGHT, HTFL_ORDERS = 0.5, 1.0, 2
 HTFL_METHODS = ("local_only", "fd", "fml", "lg_fed_avg", "fed_proto")
@@ -291,7 +292,8 @@ class Inputs(NamedTuple):
 
     Attributes:
       workload: its name.
-      images: floats [rows, *image], normalised; of text, tokens int32 [rows, POSITIONS].
+      images: floats [rows, *image], normalised, or bytes where they were asked for; of text, tokens
+        int32 [rows, POSITIONS].
       labels: int32 [rows]; of text, the tokens after those, int32 [rows, POSITIONS].
       offsets: int64 [clients + 1]; client i has rows offsets[i]:offsets[i + 1], in that order.
       pools: name -> Pool.
@@ -320,13 +322,14 @@ class Inputs(NamedTuple):
         return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
 
 
-def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
+def read_inputs(path: Path, workload: str, double: bool = False, as_bytes: bool = False) -> Inputs:
     """Reads a file of make_inputs.py; ends the program with one line if there is none.
 
     Args:
       path: the file.
       workload: the workload for which the file must be.
       double: to compare programs: floats are float64 instead of float32, and privacy has no noise.
+      as_bytes: whether clients' pixels remain uint8, for a program that normalises each batch.
     """
     dtype = np.float64 if double else np.float32
     if not path.is_file():
@@ -352,7 +355,9 @@ def read_inputs(path: Path, workload: str, double: bool = False) -> Inputs:
         tokens = arrays["tokens"].astype(np.int32)
         images, labels = tokens[:, :-1], tokens[:, 1:]
     else:
-        images, labels = _normalised(arrays["pixels"], dtype), arrays["labels"]
+        images, labels = arrays["pixels"], arrays["labels"]
+        if not as_bytes:
+            images = _normalised(images, dtype)
     unlabelled, privacy = arrays.get("unlabelled"), WORKLOADS[workload].privacy
     if privacy is not None and double:
         privacy = privacy._replace(noise_multiplier=0.0)
@@ -520,6 +525,6 @@ def _language_shapes(network: LanguageNetwork) -> dict[str, tuple[int, ...]]:
 def _normalised(pixels: np.ndarray, dtype: type) -> np.ndarray:
     images = pixels.astype(dtype)
     images /= 255
-    images -= 0.5
-    images /= 0.25
+    images -= PIXEL_MEAN
+    images /= PIXEL_DEVIATION
     return images

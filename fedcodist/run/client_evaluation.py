@@ -21,7 +21,7 @@ from fedcodist.run.client_metrics import (
     save_clients,
 )
 from fedcodist.run.client_splits import ClientSplit, measured_clients
-from fedcodist.run.programs import Programs, replicate
+from fedcodist.run.programs import Programs, replicate, replicate_data
 from fedcodist.run.sources import ResidentData, StreamedData, resident_data
 
 PyTree = Any
@@ -178,7 +178,7 @@ class _Reader:
         self._split, self._data, self._mesh = split, data, mesh
         self._test: Source = StreamedData(test)
         if isinstance(data, ResidentData):
-            self._test = replicate(resident_data(test), mesh)
+            self._test = replicate_data(resident_data(test), mesh)
 
     def cohorts(self, clients: np.ndarray, with_training: bool) -> tuple[Cohort, Cohort | None]:
         """(the clients' test examples, their training examples where asked for), on the devices."""

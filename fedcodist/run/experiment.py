@@ -66,7 +66,13 @@ from fedcodist.run.metrics_lines import (
 from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.privacy_spent import PrivacyMeter, check_privacy
-from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
+from fedcodist.run.programs import (
+    Programs,
+    all_devices,
+    build_programs,
+    replicate,
+    replicate_data,
+)
 from fedcodist.run.progress import progress
 from fedcodist.run.run_folder import RunFolder, RunFolderError
 from fedcodist.run.sources import ResidentData, StreamedData
@@ -348,7 +354,7 @@ def _placed(
     if isinstance(experiment.data, StreamedData):
         states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
         return experiment.data, states
-    return replicate(experiment.data, mesh), None
+    return replicate_data(experiment.data, mesh), None
 
 
 def _whole(
@@ -664,7 +670,7 @@ def _check_same_round(round: int, folder: RunFolder) -> None:
 def _on_devices(
     splits: Mapping[str, FederatedData], mesh: Mesh | None
 ) -> dict[str, EvaluationSplit]:
-    return replicate({name: evaluation_split(data) for name, data in splits.items()}, mesh)
+    return replicate_data({name: evaluation_split(data) for name, data in splits.items()}, mesh)
 
 
 def _evaluation(

@@ -101,6 +101,17 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.tree.map(put, tree)
 
 
+def replicate_data(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """As `replicate`, for data, which no program changes.
+
+    A CPU reads memory-mapped columns, and other aligned arrays, where they are. So processes of one
+    machine share the pages of a prepared folder, and arrays must not be changed during a run.
+    """
+    if mesh is not None:
+        return replicate(tree, mesh)
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)), tree)
+
+
 def own_devices(mesh: Mesh | None) -> list[int]:
     """The indices of this process's devices along `clients`."""
     if mesh is None:

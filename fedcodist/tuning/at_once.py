@@ -15,7 +15,13 @@ from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.experiment import Experiment
 from fedcodist.run.metrics_lines import FINITE
-from fedcodist.run.programs import Programs, all_devices, build_programs, replicate
+from fedcodist.run.programs import (
+    Programs,
+    all_devices,
+    build_programs,
+    replicate,
+    replicate_data,
+)
 from fedcodist.run.sources import ResidentData
 
 PyTree = Any
@@ -61,7 +67,7 @@ def accuracies_at_once(
     stacked = jax.tree.map(lambda *floats: np.asarray(floats, np.float32), *hypers)
     client_states = device_client_states(experiment.algorithm.client_states, trials)
     trained = Trained(programs.init(seeds), replicate(client_states, mesh))
-    data, hyper = replicate(experiment.data, mesh), replicate(stacked, mesh)
+    data, hyper = replicate_data(experiment.data, mesh), replicate(stacked, mesh)
     train = in_blocks(programs, data, experiment.rounds, mesh, seeds, hyper, None)
     round, is_finite = 0, np.ones(trials, bool)
     while round < experiment.rounds:
@@ -72,6 +78,6 @@ def accuracies_at_once(
                 is_finite &= values.all(axis=1)
         round += next(iter(history.values())).shape[1]
     splits = {name: evaluation_split(examples) for name, examples in experiment.splits.items()}
-    (models,) = programs.evaluate(trained.state, replicate(splits, mesh)).values()
+    (models,) = programs.evaluate(trained.state, replicate_data(splits, mesh)).values()
     accuracy = np.mean([np.asarray(values["accuracy"]) for values in models.values()], axis=0)
     return np.where(is_finite, accuracy, np.nan)

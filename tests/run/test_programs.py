@@ -20,6 +20,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split
@@ -27,6 +28,7 @@ from fedcodist.run.programs import (
     AXIS,
     build_programs,
     replicate,
+    replicate_data,
 )
 from fedcodist.run.sources import StreamedData, resident_data
 from fedcodist.run.stacked import stacked
@@ -417,3 +419,15 @@ def test_what_cohorts_share_they_share_within_transformations():
     apart = StreamedData(federated(), data_sets).read(jax.tree.map(np.asarray, selection))
     jax.jit(look)(apart)
     assert seen[-1][0] is not seen[-1][1]
+
+
+@pytest.mark.parametrize("devices", [None, 1])
+def test_a_prepared_folder_is_read_where_it_is(devices, tmp_path):
+    save_prepared(tmp_path, {"train": federated()}, source="made up", licence="none", arguments={})
+    data = resident_data(load_prepared(tmp_path)["train"])
+    mesh = None if devices is None else Mesh(np.array(jax.devices()[:1]), (AXIS,))
+    placed = replicate_data(data, mesh)
+    for name, column in data.columns.items():
+        on_device = placed.columns[name].addressable_data(0)
+        np.testing.assert_array_equal(on_device, column)
+        assert on_device.unsafe_buffer_pointer() == column.ctypes.data, name
