@@ -21,9 +21,9 @@ round only. HtFLlib's pathological split deals labels to clients in their order 
 number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
-rounds with CIFAR-10 and 60 with CIFAR-100. By then, training alone has fitted most clients' images. A
-run of three seeds takes 5 to 10 minutes on one core. Accuracies are far below the paper's, so only
-differences between methods can be compared. docs/results/heterogeneous.md lists which runs there are.
+rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 5 to 8
+minutes on one core. Accuracies are far below the paper's, so only differences between methods can be
+compared. docs/results/heterogeneous.md lists which runs there are.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ from ml_collections import ConfigDict
 from fedcodist.config import defaults
 from fedcodist.configs import digits_heterogeneous
 
-# Data -> the folder, labels per client of the pathological split, and rounds of scaled runs.
-DATA = {"cifar10": ("data/cifar10", 2, 40), "cifar100": ("data/cifar100_whole", 10, 60)}
+# Data -> the folder, and labels per client of the pathological split.
+DATA = {"cifar10": ("data/cifar10", 2), "cifar100": ("data/cifar100_whole", 10)}
 SPLITS = ("dirichlet", "pathological")
 
 
@@ -53,9 +53,8 @@ def get_config(run: str = "cifar100,dirichlet,fd,scaled") -> ConfigDict:
     """Returns one run."""
     defaults.check_run(run, get_runs())
     data, split, method, *scaled = run.split(",")
-    folder, labels_per_client, scaled_rounds = DATA[data]
-    rounds = scaled_rounds if scaled else 1000
-    config = defaults.experiment("cifar_heterogeneous", rounds, run, seeds=3)
+    folder, labels_per_client = DATA[data]
+    config = defaults.experiment("cifar_heterogeneous", 40 if scaled else 1000, run, seeds=3)
     division: dict[str, Any] = dict(concentration=0.1)
     if split == "pathological":
         division = dict(labels_per_client=labels_per_client)
