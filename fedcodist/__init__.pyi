@@ -54,6 +54,8 @@ from fedcodist.algorithms.parties.fed_gen import FedGenHyper as FedGenHyper
 from fedcodist.algorithms.parties.fed_gen import fed_gen as fed_gen
 from fedcodist.algorithms.parties.fed_gh import FedGHHyper as FedGHHyper
 from fedcodist.algorithms.parties.fed_gh import fed_gh as fed_gh
+from fedcodist.algorithms.parties.fed_kd_parties import FedKDPartiesHyper as FedKDPartiesHyper
+from fedcodist.algorithms.parties.fed_kd_parties import fed_kd_parties as fed_kd_parties
 from fedcodist.algorithms.parties.fed_l2g import FedL2GHyper as FedL2GHyper
 from fedcodist.algorithms.parties.fed_l2g import fed_l2g as fed_l2g
 from fedcodist.algorithms.parties.fed_md import FedMDHyper as FedMDHyper

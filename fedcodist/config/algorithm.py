@@ -41,4 +41,8 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         raise ValueError(
             f"algorithm.privacy must be of methods of parties, got algorithm.name={entry.name}."
         )
+    if entry.name != "fed_kd_parties" and config.algorithm.get("compression") is not None:
+        raise ValueError(
+            f"algorithm.compression must be of fed_kd_parties, got algorithm.name={entry.name}."
+        )
     return _BUILDERS[entry.kind](config, data)

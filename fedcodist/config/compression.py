@@ -1,4 +1,4 @@
-"""Compresses a method's links as a config's `training.compression` says."""
+"""Compresses links as a config's `training.compression`, or `algorithm.compression` of parties, says."""
 
 from collections.abc import Callable
 
@@ -45,14 +45,27 @@ def with_links(config: ConfigDict, method: FederatedMethod) -> FederatedMethod:
     settings = config.training.get("compression")
     if settings is None:
         return method
-    makers = [
-        choice(f"training.compression.{link}", settings[link], COMPRESSORS)
-        for link in ("uplink", "downlink")
-    ]
-    with named("training.compression."):
-        uplink, downlink = (make(settings) for make in makers)
+    uplink, downlink = links_of(settings, "training.compression")
     observe, observe_gradient = (
         spectra(settings.start, settings.end) if settings.get(setting) else None
         for setting in ("spectra", "gradient_spectra")
     )
     return compressed(method, config.rounds, uplink, downlink, observe, observe_gradient)
+
+
+def links_of(settings: ConfigDict, path: str) -> tuple[Compressor | None, Compressor | None]:
+    """The compressors of uplink and downlink.
+
+    Args:
+      settings: `compression`.
+      path: the settings' path, for messages.
+
+    Raises:
+      ValueError, TypeError: names the setting.
+    """
+    makers = [
+        choice(f"{path}.{link}", settings[link], COMPRESSORS) for link in ("uplink", "downlink")
+    ]
+    with named(f"{path}."):
+        uplink, downlink = (make(settings) for make in makers)
+    return uplink, downlink

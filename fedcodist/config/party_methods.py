@@ -24,7 +24,9 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import LocalOnlyParty
+from fedcodist.compression.compressor import Compressor
 from fedcodist.config.bind import bind, offered
+from fedcodist.config.compression import links_of
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
@@ -230,7 +232,7 @@ def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Network:
-    """The network of DS-FL's server or FML's meme; the setting is the index of a party that has it."""
+    """The network of a model beside the parties'; the setting is the index of a party that has it."""
     shapes, party = party_shapes(config), config.algorithm[setting]
     check_integer(f"algorithm.{setting}", party, low=0)
     if party >= len(shapes):
@@ -248,6 +250,12 @@ def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
 def _small_model(config: ConfigDict, data: Data) -> Model:
     """FedMRL's shared model, a party's network with an embedding of `algorithm.small_width`."""
     return _model_of(extra_shape(config, "small"), data, config.algorithm.small_width)
+
+
+def _links(config: ConfigDict) -> tuple[Compressor | None, Compressor | None]:
+    """FedKD's compressors of uplink and downlink."""
+    settings = config.algorithm.get("compression")
+    return (None, None) if settings is None else links_of(settings, "algorithm.compression")
 
 
 def embedding_width(config: ConfigDict) -> int | None:
@@ -313,8 +321,13 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "inference_batch_size": lambda config, data: config.evaluation.batch_size,
     "execution": lambda config, data: execution_of(config),
     "name": lambda config, data: config.algorithm.name,
-    # The networks of DS-FL's server, of FML's meme and of FedMRL's small model.
+    # The networks of DS-FL's server, FML's meme, FedKD's student and FedMRL's small model.
     "server": lambda config, data: _extra_model(config, data, "server"),
     "meme": lambda config, data: _extra_model(config, data, "meme"),
+    "student": lambda config, data: _extra_model(config, data, "student"),
+    "columns": lambda config, data: data.splits["train"].columns,
+    "num_rounds": lambda config, data: config.rounds,
+    "uplink": lambda config, data: _links(config)[0],
+    "downlink": lambda config, data: _links(config)[1],
     "small": _small_model,
 }

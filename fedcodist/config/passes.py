@@ -222,6 +222,12 @@ def fml(work: Any) -> Any:
     return work.of_parties(besides=lambda party: LEARNING * meme * work.examples[party])
 
 
+def fed_kd_parties(work: Any) -> Any:
+    """The student learns from every private example too; the maps of hidden states are left out."""
+    student = work.network_of_party("student")
+    return work.of_parties(besides=lambda party: LEARNING * student * work.examples[party])
+
+
 def fed_proto(work: Any) -> Any:
     """Models predict private images once a round; distances to prototypes are left out."""
     return work.of_parties(per_example=LEARNING + 1 / work.settings["epochs"])

@@ -226,6 +226,10 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fd", "FD", PARTIES, (), passes.fd, "1811.11479"),
     ("ds_fl", "DS-FL", PARTIES, ("public",), passes.ds_fl, "2008.06180"),
     ("fml", "FML", PARTIES, (), passes.fml, "2006.16765"),
+    (
+        *("fed_kd_parties", "FedKD, teachers of different networks", PARTIES),
+        *((), passes.fed_kd_parties, "2108.13323"),
+    ),
     ("fed_proto", "FedProto", PARTIES, (), passes.fed_proto, "2105.00243"),
     ("fed_gh", "FedGH", PARTIES, (), passes.fed_gh, "2303.13137"),
     ("fed_tgp", "FedTGP", PARTIES, (), passes.fed_tgp, "2401.03230"),

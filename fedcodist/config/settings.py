@@ -280,16 +280,6 @@ ALLOWED: dict[str, Check] = {
     "training.fetch_sgd.examples_per_round": _or_none(_whole()),
     "training.fetch_sgd.momentum": _FRACTION,
     "training.fetch_sgd.seed": _SEED,
-    "training.compression.uplink": check_text,
-    "training.compression.downlink": check_text,
-    "training.compression.start": _SHARE,
-    "training.compression.end": _SHARE,
-    "training.compression.share": _SHARE,
-    "training.compression.bits": _whole(),
-    "training.compression.rows": _whole(),
-    "training.compression.columns": _whole(),
-    "training.compression.count": _whole(),
-    "training.compression.range_finder": _or_none(_whole()),
     "training.compression.spectra": check_boolean,
     "training.compression.gradient_spectra": check_boolean,
     "training.privacy.clip": _number(above=0),
@@ -432,6 +422,15 @@ ALLOWED: dict[str, Check] = {
     "algorithm.own_weight": _FRACTION,
     "algorithm.meme_weight": _FRACTION,
     "algorithm.meme": _whole(0),
+    "algorithm.student": _whole(0),
+    "algorithm.student_learning_rate": _RATE,
+    "algorithm.output_weight": _RATE,
+    "algorithm.hidden_weight": _RATE,
+    "algorithm.adaptive": check_text,
+    "algorithm.kl_reduction": check_text,
+    "algorithm.hidden_map": check_text,
+    "algorithm.detach_targets": check_boolean,
+    "algorithm.detach_normaliser": check_boolean,
     "algorithm.weighting": check_text,
     "algorithm.predict_by": check_text,
     "algorithm.margin": check_text,
@@ -500,8 +499,25 @@ ALLOWED: dict[str, Check] = {
         "min_delta": _RATE,
     }.items()
 }
+ALLOWED |= {
+    f"{group}.compression.{name}": check
+    for group in ("training", "algorithm")
+    for name, check in {
+        "uplink": check_text,
+        "downlink": check_text,
+        "start": _SHARE,
+        "end": _SHARE,
+        "share": _SHARE,
+        "bits": _whole(),
+        "rows": _whole(),
+        "columns": _whole(),
+        "count": _whole(),
+        "range_finder": _or_none(_whole()),
+    }.items()
+}
 _GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {
+    "algorithm.compression",
     "algorithm.privacy",
     "algorithm.validation",
     "data.domains",

@@ -22,6 +22,14 @@ METHODS: dict[str, dict] = {
     "local_only": dict(output_penalty=0.0),
     "fd": dict(weight=1.0, temperature=1.0),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=0),  # the meme has party 0's network
+    "fed_kd_parties": dict(
+        student=0,  # the student has party 0's network
+        student_learning_rate=0.01,
+        output_weight=1.0,
+        hidden_weight=1.0,
+        detach_normaliser=True,  # otherwise labels may be unlearned: see MutualLosses
+        compression=dict(uplink="svd", downlink="svd", start=0.95, end=0.98),
+    ),
     "lg_fed_avg": dict(weighted=True),
     "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
     "fed_tgp": dict(

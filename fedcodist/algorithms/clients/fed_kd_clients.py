@@ -70,8 +70,19 @@ class FedKDClients(NamedTuple):
         hyper: Any,
     ) -> ClientResult:
         """FederatedMethod.client_update."""
+        return self.train(message, self._started(message, client_state), data, key, hyper)
+
+    def train(
+        self,
+        message: FedKDMessage | Variables,
+        client_state: FedKDClientState,
+        data: ClientData,
+        key: jax.Array,
+        hyper: Any,
+    ) -> ClientResult:
+        """As `update`, of a client that has started."""
         # Teacher and W^h are the client state; the student is downloaded.
-        client_state, variables = self._received(message, client_state)
+        variables = self._variables(message, client_state)
         states = self.exchange.resumed(client_state.optimizers, message.params)
         if self.fresh_optimizers:
             states = self._first_optimizers(variables.params)
@@ -109,7 +120,7 @@ class FedKDClients(NamedTuple):
         hyper: Any,
     ) -> PyTree:
         """FederatedMethod.gradient, the student's."""
-        _, variables = self._received(message, client_state)
+        variables = self._variables(message, self._started(message, client_state))
         pair = self._pair(hyper)
         return gradient_of_a_batch(pair, self.exchange.training, variables, data, key)[STUDENT]
 
@@ -121,21 +132,28 @@ class FedKDClients(NamedTuple):
     def first_state(self, message: FedKDMessage) -> FedKDClientState:
         """The client state at the first participation: the initial teacher, and identities as W^h."""
         teacher = self.teacher.init(jax.random.wrap_key_data(message.key))
+        return self.first_state_of(teacher, message.params)
+
+    def first_state_of(self, teacher: Variables, student: PyTree) -> FedKDClientState:
+        """The client state of a teacher and the student's parameters before any training."""
         maps = [jnp.eye(*shape) for shape in self.map_shapes]
-        params = {TEACHER: teacher.params, MAPS: maps, STUDENT: message.params}
+        params = {TEACHER: teacher.params, MAPS: maps, STUDENT: student}
         optimizers = self._kept(self._first_optimizers(params))
         return FedKDClientState(teacher, maps, optimizers, jnp.asarray(True))
 
-    def _received(
-        self, message: FedKDMessage, client_state: FedKDClientState
-    ) -> tuple[FedKDClientState, Variables]:
-        """The client state (the initial one at the first participation), and both models' variables."""
-        client_state = jax.lax.cond(
+    def _started(self, message: FedKDMessage, client_state: FedKDClientState) -> FedKDClientState:
+        """The client state, or the initial one at the first participation."""
+        return jax.lax.cond(
             client_state.has_started, lambda: client_state, lambda: self.first_state(message)
         )
+
+    def _variables(
+        self, message: FedKDMessage | Variables, client_state: FedKDClientState
+    ) -> Variables:
+        """Those of both models, and W^h."""
         student = Variables(message.params, message.mutable)
         pair = joint_variables({TEACHER: client_state.teacher, STUDENT: student})
-        return client_state, pair._replace(params=pair.params | {MAPS: client_state.maps})
+        return pair._replace(params=pair.params | {MAPS: client_state.maps})
 
     def _first_optimizers(self, params: PyTree) -> PyTree:
         optimizer = self.exchange.training.optimizer

@@ -12,6 +12,7 @@ from fedcodist.algorithms.parties import party as party_module
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_kd_parties import fed_kd_parties
 from fedcodist.algorithms.parties.fed_md import fed_md
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
@@ -102,6 +103,7 @@ ALGORITHMS = {
     "fd": functools.partial(fd, GROUPS, CLASSES),
     "ds_fl": functools.partial(ds_fl, GROUPS, MODEL, OpenExamples(9, 6)),
     "fml": functools.partial(fml, GROUPS, MODEL),
+    "fed_kd_parties": functools.partial(fed_kd_parties, GROUPS, MODEL, COLUMNS),
 }
 
 

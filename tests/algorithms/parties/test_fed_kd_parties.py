@@ -1,0 +1,163 @@
+"""FedKD of parties against FedKD of clients, FedAvg and training alone; what is sent; bad input."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedcodist as fc
+from fedcodist.algorithms.parties.fed_kd_parties import FedKDPartiesHyper, fed_kd_parties
+from fedcodist.compression.svd import svd
+from fedcodist.core.local_training import LocalTraining
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.headed import headed
+
+FEATURES, CLASSES, ROUNDS = 4, 3, 3
+SIZES = (5, 9, 7)
+GENERATOR = np.random.default_rng(0)
+COLUMNS = {
+    "image": GENERATOR.normal(size=(sum(SIZES), FEATURES)),
+    "label": GENERATOR.integers(0, CLASSES, sum(SIZES)),
+}
+DATA = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
+# All examples are one batch, so that their order does not matter.
+TRAINING = LocalTraining(optax.adam, batch_size=max(SIZES), epochs=2)
+HYPER = FedKDPartiesHyper(0.02, 0.03, 0.7, 0.4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def network(width, seed) -> fc.Model:
+    """A network with the same initial values whatever the key."""
+    model = headed(nn.Sequential([nn.Dense(width), nn.tanh]), jnp.zeros((1, FEATURES)), CLASSES)
+    first = jax.tree.map(lambda x: x.astype(float), model.init(jax.random.key(seed)))
+    return model._replace(init=lambda key: first)
+
+
+@functools.cache
+def models():
+    return {"wide": network(6, 1), "narrow": network(4, 2), "student": network(2, 3)}
+
+
+def groups(*names):
+    """Party i has the i-th network."""
+    places = {name: [i for i, own in enumerate(names) if own == name] for name in names}
+    return {name: fc.PartyGroup(models()[name], np.array(p)) for name, p in places.items()}
+
+
+def run(algorithm, rounds=ROUNDS):
+    experiment = fc.Experiment(algorithm, fc.resident_data(DATA), {"train": DATA}, rounds=rounds)
+    return fc.run_experiment(experiment._replace(evaluate_every=rounds), show_progress=False)
+
+
+def parties(names, hyper=HYPER, **options):
+    return fed_kd_parties(
+        groups(*names), models()["student"], COLUMNS, TRAINING, hyper=hyper, **options
+    )
+
+
+def state_of(outcome):
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], outcome.state)
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected
+    )
+
+
+def test_with_one_network_it_is_fed_kd():
+    found = state_of(run(parties(["wide"] * 3)))
+    method = fc.fed_kd(
+        models()["wide"],
+        models()["student"],
+        COLUMNS,
+        TRAINING,
+        hyper=fc.FedKDHyper(*HYPER),
+    )
+    pools = {"main": fc.Pool(method, np.arange(3), 3)}
+    outcome = run(fc.independent_pools(pools, COLUMNS))
+    # From the second round on, the student depends on the teachers that the clients have kept.
+    student = jax.tree.map(lambda leaf: leaf[0], outcome.variables["main"].params)
+    assert_close(found.student.params, student)
+
+
+def test_models_that_do_not_learn_from_each_other_are_fed_avg_and_training_alone():
+    hyper = HYPER._replace(output_weight=0.0, hidden_weight=0.0)
+    found = state_of(run(parties(["wide", "narrow", "wide"], hyper)))
+    alone = run(
+        fc.local_only(
+            groups("wide", "narrow", "wide"), TRAINING, hyper=fc.LocalOnlyHyper(HYPER.learning_rate)
+        )
+    )
+    for name, party in state_of(alone).items():
+        assert_close(found.models[name].variables.params, party.variables.params)
+    # The student is the mean of those that the parties have trained.
+    first = state_of(run(parties(["wide", "narrow", "wide"], hyper), rounds=1))
+    students = [
+        trained_by_adam(models()["student"], DATA.client(client), HYPER.student_learning_rate)
+        for client in range(3)
+    ]
+    mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *students)
+    assert_close(first.student.params, mean)
+
+
+def trained_by_adam(model, examples, rate):
+    """The parameters after two steps of Adam on all examples."""
+    params = model.init(jax.random.key(0)).params
+    optimizer = optax.adam(rate)
+    state = optimizer.init(params)
+
+    def loss(params):
+        outputs = model.apply(fc.Variables(params, {}), examples)[0]
+        return jnp.mean(model.loss(outputs, examples))
+
+    for _ in range(2):
+        update, state = optimizer.update(jax.grad(loss)(params), state)
+        params = optax.apply_updates(params, update)
+    return params
+
+
+def test_full_rank_is_no_compression_and_lower_ranks_are_counted():
+    names = ["wide", "narrow", "wide"]
+    plain = run(parties(names))
+    full = run(parties(names, uplink=svd(1.0, 1.0), downlink=svd(1.0, 1.0)))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        state_of(full).student.params,
+        state_of(plain).student.params,
+    )
+    low = run(parties(names, num_rounds=ROUNDS, uplink=svd(0.2, 0.5), downlink=svd(0.2, 0.5)))
+    for way in ("bytes_up_per_participation", "bytes_down_per_participation"):
+        for party, about in plain.summary["models"].items():
+            assert low.summary["models"][party][way] < about[way], party
+            # A matrix of full rank is sent as it is.
+            assert full.summary["models"][party][way] >= about[way], party
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_rounds=0), "num_rounds must be"),
+        (dict(hyper=HYPER._replace(hidden_weight=-1.0)), "hidden_weight must be"),
+        (dict(mutual=fc.MutualLosses(adaptive="often")), "mutual.adaptive must be one of"),
+        (dict(mutual=fc.MutualLosses(hidden_map="identity")), "mutual.hidden_map must be"),
+    ],
+)
+def test_bad_input_is_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        parties(["wide", "narrow", "wide"], **{"hyper": HYPER, **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_no_architecture_may_have_the_students_name():
+    with pytest.raises(ValueError, match="student"):
+        fed_kd_parties(groups("student", "wide", "wide"), models()["student"], COLUMNS)
