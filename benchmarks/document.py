@@ -99,6 +99,7 @@ DESCRIPTIONS = {
     "512; ten steps of ten images, SGD. Local training alone.",
     "htfl_fd": "The same clients with FD: mean logits of each label.",
     "htfl_fml": "The same clients with FML: each trains a copy of a shared CNN besides.",
+    "htfl_fed_kd_parties": "The same clients with FedKD: each is the teacher of a copy of a shared CNN.",
     "htfl_lg_fed_avg": "The same clients with LG-FedAvg: the mean of their heads.",
     "htfl_fed_proto": "The same clients with FedProto: mean embeddings of each label.",
 }

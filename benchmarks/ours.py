@@ -39,6 +39,7 @@ HYPERS = {  # of HTFL_METHODS, the first part of their names
     "fml": "FML",
     "lg_fed_avg": "LGFedAvg",
     "fed_proto": "FedProto",
+    "fed_kd_parties": "FedKDParties",
 }
 
 
@@ -468,8 +469,10 @@ def make_htfl(inputs: work.Inputs, at_once: bool):
     import numpy as np
     import optax
 
+    from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
     from fedcodist.algorithms.parties.fd import FDVariant
     from fedcodist.algorithms.parties.groups import PartyGroup
+    from fedcodist.compression.svd import svd
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.models.headed import headed
@@ -494,11 +497,26 @@ def make_htfl(inputs: work.Inputs, at_once: bool):
     training = LocalTraining(optax.sgd, work.HTFL_BATCH, epochs=1)
     rate, share, weight = work.HTFL_RATE, work.HTFL_LABELS, work.HTFL_WEIGHT
     classes = next(iter(networks.values())).classes
-    floats: dict[str, tuple] = {"fml": (rate, share, share), "fed_proto": (rate, weight)}
+    floats: dict[str, tuple] = {
+        "fml": (rate, share, share),
+        "fed_proto": (rate, weight),
+        "fed_kd_parties": (rate, rate),
+    }
+    shared = model_of(inputs.pools[places[0]].network)
+    # HtFLlib decomposes weights, and ours their changes: they are compared without SVD.
+    links = None if jax.config.jax_enable_x64 else svd(*work.HTFL_ENERGY)
     more: dict[str, dict[str, Any]] = {
         "fd": dict(num_classes=classes, variant=FDVariant("in_training", own_share=True)),
-        "fml": dict(meme=model_of(inputs.pools[places[0]].network)),
+        "fml": dict(meme=shared),
         "fed_proto": dict(num_classes=classes, weighting="parties"),
+        "fed_kd_parties": dict(
+            student=shared,
+            columns=columns_of(inputs),
+            num_rounds=work.HTFL_ROUNDS,
+            uplink=links,
+            downlink=links,
+            mutual=MutualLosses(kl_reduction="elementmean", detach_targets=False),
+        ),
     }
     name = method_of(inputs)
     assert name is not None
@@ -522,6 +540,8 @@ def make_htfl(inputs: work.Inputs, at_once: bool):
             for kind, fresh in parties.items()
         }
         state = parties if isinstance(state, dict) else state._replace(models=parties)
+        if name == "fed_kd_parties":
+            return state._replace(student=own[work.MEME])
         return state._replace(meme=own[work.MEME]) if name == "fml" else state
 
     return algorithm._replace(init=init)
@@ -547,7 +567,9 @@ def htfl_weights(state, inputs: work.Inputs) -> dict[str, Any]:
         for own in [parties[kind]]
         for i, name in enumerate(names)
     }
-    return found | ({work.MEME: state.meme} if work.MEME in inputs.pools else {})
+    if work.MEME in inputs.pools:
+        found[work.MEME] = state.student if hasattr(state, "student") else state.meme
+    return found
 
 
 def method_of(inputs: work.Inputs) -> str | None:

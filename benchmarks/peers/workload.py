@@ -43,8 +43,11 @@ TEACHER, STUDENT = "teacher", "student"  # its networks
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 HTFL_RATE, HTFL_BATCH, HTFL_EMBEDDING = 0.01, 10, 512
 HTFL_LABELS, HTFL_WEIGHT, HTFL_ORDERS = 0.5, 1.0, 2
-HTFL_METHODS = ("local_only", "fd", "fml", "lg_fed_avg", "fed_proto")
-MEME = "meme"  # FML's shared network
+HTFL_METHODS = ("local_only", "fd", "fml", "lg_fed_avg", "fed_proto", "fed_kd_parties")
+MEME = "meme"  # FML's shared network, and FedKD's student
+WITH_MEME = ("fml", "fed_kd_parties")
+HTFL_ROUNDS = 20  # over which the ranks of FedKD's SVD grow
+HTFL_ENERGY = (0.95, 0.98)  # of FedKD's SVD, at the start and at the end
 PARTY_STATISTICS = (0.99, 1e-3)  # momentum and epsilon of batch normalisation, Keras'
 # Of batch statistics: the old running average's share, and what is added to variances.
 STATISTICS_MOMENTUM, STATISTICS_EPSILON = 0.9, 1e-5
@@ -160,7 +163,7 @@ class Distillation(NamedTuple):
     each pool is a party, and parties agree on logits. In 'mhd' each pool is a client, which learns from
     the checkpoints of all others. In 'fed_kd' both pools have the same clients, who train their own
     teacher and a student that is sent; it has no steps on unlabelled images. HTFL_METHODS have none
-    either: each pool is a client with its own network, and FML's MEME belongs to no client.
+    either: each pool is a client with its own network, and MEME belongs to no client.
     """
 
     method: str
@@ -237,7 +240,7 @@ def _htfl(method: str) -> Workload:
     networks = {
         f"client_{index}": HtFLNetwork((32, 32, 3), kinds[index % 4], 10) for index in range(8)
     }
-    if method == "fml":
+    if method in WITH_MEME:
         networks[MEME] = networks["client_0"]
     return Workload(networks, _ONE, 1, Distillation(method))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import program_size
-from benchmarks.program_size import ours, side_by_side, work
+from benchmarks.program_size import ours, side_by_side
 
 # What compilation is paid by: raise a bound only where a round is worth it (counted: 2967 and 6366).
 BOUNDS = {"digits": 3050, "mhd_digits": 6500}
@@ -46,7 +46,7 @@ def test_rounds_do_not_grow(workload, tmp_path, monkeypatch):
     monkeypatch.setattr("fedcodist.run.programs.all_devices", lambda: None)
     path = tmp_path / "inputs.npz"
     side_by_side.make_inputs.write(workload, path)
-    lowered = ours.prepare(work.read_inputs(path, workload), 1).lowered()
+    lowered = ours.prepare(ours.read_inputs(path, workload), 1).lowered()
     count = program_size.instructions(lowered)
     assert 0.9 * BOUNDS[workload] < count <= BOUNDS[workload]
 

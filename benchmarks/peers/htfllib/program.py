@@ -13,6 +13,8 @@ differences:
   over logits too, and its gradient passes through both networks twice, which takes longer.
 - FD's regulariser is the divergence between softmaxes, with the label's mean logits as the target.
   HtFLlib uses these logits as probabilities.
+- FedKD starts with the identity as W^h, and gradients are not clipped at a norm of 10. HtFLlib
+  decomposes weights and ours decomposes their changes, so weights are compared without SVD.
 - torchvision is not needed: the networks are those of HtFLlib's own files.
 """
 
@@ -36,11 +38,13 @@ from peers import workload as work
 FOLDER = "HTFLLIB"  # the environment variable
 COMMIT = "e959261d906f40377410bc4d9d13ba3f6af56782"
 # SHA-256 of the files that are read, in their order: see `checksum`.
-CHECKSUM = "3767cce1b4aea908a2dddf53723d2d055067deaa658fd1ba8156026d03d204e4"
+CHECKSUM = "06b8065539055fbd34bffea03f83c1f59b72a57530843c4f0e6c393a10a87c71"
 READ = (
     "system/flcore/clients/client[!k]*.py",
     "system/flcore/servers/server[!k]*.py",
     "system/flcore/trainmodel/*.py",
+    "system/flcore/clients/clientkd.py",
+    "system/flcore/servers/serverkd.py",
     "system/utils/data_utils.py",
 )
 # Method -> its server's module and class.
@@ -50,6 +54,7 @@ SERVERS = {
     "fml": ("serverfml", "FML"),
     "lg_fed_avg": ("serverlg", "LG_FedAvg"),
     "fed_proto": ("serverproto", "FedProto"),
+    "fed_kd_parties": ("serverkd", "FedKD"),
 }
 DATA = "benchmark"  # the data set's folder
 TEST_EXAMPLES = 10  # not used
@@ -133,7 +138,7 @@ class Federation:
     def __init__(self, folder: Path, method: str, inputs: work.Inputs):
         module, name = SERVERS[method]
         self.files = importlib.import_module("flcore.clients.clientbase")
-        self.inputs = inputs
+        self.inputs, self.method = inputs, method
         self.names = [name for name in inputs.pools if name != work.MEME]
         networks = [inputs.pools[name].network for name in self.names]
         server_class = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
@@ -144,18 +149,23 @@ class Federation:
                 client.KL = divergence
             if method == "fd":
                 client.loss = cross_entropy_or_divergence
-        if method == "fml":
+        if method in work.WITH_MEME:
             self._start(self.server, "global_model", inputs.pools[work.MEME])
+        if method == "fed_kd_parties":
+            self._start_students(inputs.pools[work.MEME])
         if method == "lg_fed_avg":
             head = self._load(self.server.clients[0], "model").head
             self.files.save_item(head, self.server.role, "head", self.server.save_folder_name)
         # Of `train`, only the rounds are needed: no evaluation, and no results at its end.
         self.server.evaluate = lambda: self.server.rs_test_acc.append(0.0)
         self.server.save_results = lambda: None
-        self.server.global_rounds = 0  # the server trains one more round than this
+        self.server.global_rounds = OneRound(0)  # the server trains one more round than this
+        self.rounds = 0
 
     def train_round(self) -> None:
         """Trains a round as its server does."""
+        self.rounds += 1
+        self.server.global_rounds.share = min(1.0, self.rounds / work.HTFL_ROUNDS)
         self.server.Budget = [0.0]  # at the end the server takes the mean over all but the first
         self.server.train()
         self.server.rs_test_acc.clear()
@@ -171,9 +181,24 @@ class Federation:
             network = self.inputs.pools[name].network
             found[name] = common_weights(self._load(client, "model"), network)
         if work.MEME in self.inputs.pools:
-            meme = self._load(self.server, "global_model")
+            # FedKD's server keeps no model, and all clients have received the same.
+            owner = self.server if self.method == "fml" else self.server.clients[0]
+            meme = self._load(owner, "global_model")
             found[work.MEME] = common_weights(meme, self.inputs.pools[work.MEME].network)
         return found
+
+    def _start_students(self, pool: work.Pool) -> None:
+        """Gives the clients' copies of FedKD's student their weights, and W^h the identity."""
+        torch.nn.utils.clip_grad_norm_ = lambda parameters, most: None
+        for client in self.server.clients:
+            self._start(client, "global_model", pool)
+            to_teacher = self._load(client, "W_h")
+            torch.nn.init.eye_(to_teacher.weight)
+            self.files.save_item(to_teacher, client.role, "W_h", client.save_folder_name)
+        if torch.get_default_dtype() == torch.float64:  # weights are compared
+            for module in ("clients.clientkd", "servers.serverkd"):
+                file = importlib.import_module(f"flcore.{module}")
+                file.decomposition = whole
 
     def _load(self, owner, item):
         return self.files.load_item(owner.role, item, owner.save_folder_name)
@@ -192,6 +217,24 @@ class Federation:
         self.files.save_item(model, owner.role, item, owner.save_folder_name)
 
 
+class OneRound(int):
+    """Zero further rounds. FedKD's server divides by it for the share of the rounds that are done."""
+
+    share = 0.0
+
+    def __rtruediv__(self, other):
+        return self.share
+
+
+def whole(parameters, energy) -> dict[str, np.ndarray]:
+    """In place of HtFLlib's SVD: the parameters as they are."""
+    del energy
+    return {
+        name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+        for name, value in parameters
+    }
+
+
 def settings(method: str, networks) -> types.SimpleNamespace:
     """The settings that HtFLlib's command line would give."""
     made = {"cnn": "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"}
@@ -208,6 +251,9 @@ def settings(method: str, networks) -> types.SimpleNamespace:
         alpha=work.HTFL_LABELS,
         beta=work.HTFL_LABELS,
         lamda=work.HTFL_WEIGHT,
+        mentee_learning_rate=work.HTFL_RATE,
+        T_start=work.HTFL_ENERGY[0],
+        T_end=work.HTFL_ENERGY[1],
         local_epochs=1,
         global_rounds=0,
         join_ratio=1.0,
