@@ -296,7 +296,10 @@ def _client_update(
     data: ClientData,
     key: jax.Array,
 ) -> ClientResult:
-    """A party's update as a ClientResult; `extra` says whether the party belongs to this device."""
+    """A party's update as a ClientResult; `extra` says whether the party belongs to this device.
+
+    `state` is (the party's state, None), of the same form as the result's (state, reports).
+    """
     own, _ = state
     result = update(model, message, own, data, key)
     weight = jnp.asarray(result.weight, jnp.result_type(float))

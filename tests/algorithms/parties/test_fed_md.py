@@ -755,4 +755,4 @@ def test_a_party_has_one_weight():
 
     data = ClientData({}, jnp.int32(0), jnp.int32(1), jnp.int32(1), 1, False)
     with pytest.raises(AssertionError, match="shape"):
-        _client_update(update, None, None, None, data, None)
+        _client_update(update, None, None, (None, None), data, None)
