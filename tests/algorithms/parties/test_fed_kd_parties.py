@@ -11,6 +11,7 @@ import pytest
 
 import fedcodist as fc
 from fedcodist.algorithms.parties.fed_kd_parties import FedKDPartiesHyper, fed_kd_parties
+from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.svd import svd
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
@@ -141,6 +142,18 @@ def test_full_rank_is_no_compression_and_lower_ranks_are_counted():
             assert low.summary["models"][party][way] < about[way], party
             # A matrix of full rank is sent as it is.
             assert full.summary["models"][party][way] >= about[way], party
+
+
+def test_compressors_are_told_how_many_of_the_rounds_are_done():
+    told, plain = [], quantisation(16)
+
+    def compress(tree, memory, key, progress):
+        jax.debug.callback(lambda share: told.append(round(float(share), 6)), progress)
+        return plain.compress(tree, memory, key, progress)
+
+    watched = plain._replace(compress=compress)
+    run(parties(["wide"] * 3, num_rounds=8, downlink=watched), rounds=2)
+    assert sorted(set(told)) == [1 / 8, 2 / 8]
 
 
 @pytest.mark.parametrize(
