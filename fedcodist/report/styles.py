@@ -23,6 +23,7 @@ METHOD_STYLES = {
     "moon": (BLUE, "v"),
     "merged_codistillation": (VERMILION, "^"),
     "fed_kd": (VERMILION, "o"),
+    "fed_kd_parties": (VERMILION, "*"),
     "fed_md": (VERMILION, "s"),
     "fed_sdd": (GREEN, "o"),
     "fed_sdd_pools": (GREEN, "^"),
