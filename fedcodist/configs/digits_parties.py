@@ -1,18 +1,18 @@
 r"""Methods of parties who each own a model, on scikit-learn's handwritten digits; no download.
 
 A run is a method's name. All methods have the parties, public digits and private images of
-digits_fed_md.py and start from the same transfer learning. In a round, all train equally long on private
-images. They differ in what is exchanged: logits (FedMD, FCCL), mean logits of each label (FD),
-probabilities (DS-FL, KT-pFL), a shared model (FML, FedMRL), heads (LG-FedAvg; FedGen, which also sends a
-generator of embeddings), mean embeddings of each label (FedProto, FedGH, FedTGP), gradients of a vector
-per label (FedL2G), or nothing (local_only).
+digits_fed_md.py and start from the same transfer learning. In a round, all train equally long on
+private images. They differ in what is exchanged: logits (FedMD, FCCL), mean logits of each label (FD),
+probabilities (DS-FL, KT-pFL), a shared model (FML, FedKD, FedMRL), heads (LG-FedAvg; FedGen, which also
+sends a generator of embeddings), mean embeddings of each label (FedProto, FedGH, FedTGP), gradients of
+a vector per label (FedL2G), or nothing (local_only).
 
-The shared models of FML and FedMRL and the model of DS-FL's server belong to no party and start
+The shared models of FML, FedKD and FedMRL and the model of DS-FL's server belong to no party and start
 untrained. The server only sees public digits, so it is hardly ever right about private classes. FedMD
-and local_only keep the optimizer and the output penalty of private training; the others start a new
-optimizer in each round and have no penalty, as in their sources. Methods with shared heads or embeddings
-of one width need networks with one more linear layer. Costs are those of the rounds, without the
-training before them.
+and local_only keep the optimizer and the output penalty of private training, and FedKD keeps its
+optimizers over rounds. The others start a new optimizer in each round. Only FedMD and local_only have a
+penalty, as in the sources. Methods with shared heads or embeddings of one width need networks with one
+more linear layer. Costs are those of the rounds, without the training before them.
 
     fedcodist compare digits_parties
 """
@@ -35,6 +35,13 @@ OWN = {
         server=1,  # the server has party 1's network
     ),
     "fml": dict(own_weight=0.5, meme_weight=0.5, meme=1),  # the meme has party 1's network
+    "fed_kd_parties": dict(
+        student=1,  # the student has party 1's network
+        student_learning_rate=1e-3,
+        output_weight=1.0,
+        hidden_weight=0.0,  # these networks return no hidden states
+        detach_normaliser=True,  # otherwise labels may be unlearned: see MutualLosses
+    ),
     "fed_proto": dict(weight=1.0, weighting="examples", predict_by="head"),
     "fed_gh": dict(
         server_learning_rate=1e-3,

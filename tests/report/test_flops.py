@@ -299,6 +299,7 @@ PARTY_CONFIGS = {
     "fd, in training": lambda: party_method("fd", averaged="in_training"),
     "ds_fl": lambda: party_method("ds_fl", distillation_epochs=2, size=40),
     "fml": lambda: party_method("fml"),
+    "fed_kd_parties": lambda: party_method("fed_kd_parties"),
     "fed_proto": lambda: party_method("fed_proto"),
     "fed_gh": lambda: party_method("fed_gh"),
     "fed_tgp": lambda: party_method("fed_tgp"),
