@@ -46,9 +46,9 @@ anything has become slower. This command compares a single program with ours:
 `python benchmarks/side_by_side.py --only fedjax`. The other names are `torch_loop`, `pfl_research` and
 `flower`.
 
-- All programs start from the same weights and train the same clients on the same examples in the
-  same order. `python benchmarks/side_by_side.py --check` compares their weights after one round and
-  writes down the result.
+- All programs start from the same weights and train the same clients on the same examples.
+  `python benchmarks/side_by_side.py --check` compares their weights after one round, in which all visit
+  the examples in the same order, and writes down the result.
 - Each program first tries several divisions of the cores into processes and threads, and continues
   with its fastest. Then the programs take turns, each time in new processes. Figures are medians
   over turns, with the smallest and the largest value in brackets.

@@ -4,11 +4,11 @@
         --processes 2
 
 The library visits a client's examples in an order drawn from the seed. The peers visit them in the order
-of the file. So examples are stored such that the first round's drawn order is that of the file; the
-drawing itself stays in the measured time. Cohorts, unlabelled examples and initial weights are the
-file's. Clients are trained at once with --accelerator, and if networks are dense. On processors, clients
-with convolutions or text are trained one after another. Each is the faster way there (BUILD.md explains
-how to choose).
+of the file. So if weights are saved to be compared, examples are stored such that the first round's
+drawn order is that of the file. The drawing itself is always in the measured time. Cohorts, unlabelled
+examples and initial weights are the file's. Clients are trained at once with --accelerator, and if
+networks are dense. On processors, clients with convolutions or text are trained one after another. Each
+is the faster way there (BUILD.md explains how to choose).
 """
 
 import functools
@@ -67,7 +67,8 @@ def measure(arguments) -> None:
     jax.config.update("jax_enable_x64", arguments.double)
     inputs = read_inputs(arguments.inputs, arguments.workload, arguments.double)
     most_rounds = max(arguments.first_rounds, arguments.rounds_per_repetition)
-    prepared = prepare(inputs, most_rounds, arguments.accelerator)
+    is_compared = arguments.save_weights is not None
+    prepared = prepare(inputs, most_rounds, arguments.accelerator, is_compared)
 
     def save():
         if jax.process_index() == 0:
@@ -109,13 +110,16 @@ class Prepared(NamedTuple):
     lowered: Callable[[], Any]
 
 
-def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Prepared:
+def prepare(
+    inputs: work.Inputs, most_rounds: int, at_once: bool = False, in_order: bool = False
+) -> Prepared:
     """Puts a workload on all devices; nothing but initialisation compiles yet.
 
     Args:
       inputs: the workload.
       most_rounds: the largest number of rounds of a call of `train`.
       at_once: whether a device trains its clients at once; with dense networks it always does.
+      in_order: whether round 0 visits the examples in the order of the file.
     """
     import jax
     import numpy as np
@@ -127,7 +131,7 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     from fedcodist.run.sources import resident_data
 
     mesh = all_devices()
-    federated = make_data(inputs)
+    federated = make_data(inputs, in_order)
     algorithm = make_algorithm(inputs, federated, at_once)
     programs = build_programs(algorithm, most_rounds, mesh)
     rows = {}
@@ -180,8 +184,8 @@ def prepare(inputs: work.Inputs, most_rounds: int, at_once: bool = False) -> Pre
     return Prepared(train, weights, lowered)
 
 
-def make_data(inputs: work.Inputs):
-    """The clients' examples, stored such that round 0 visits them in the order of the file."""
+def make_data(inputs: work.Inputs, in_order: bool):
+    """The clients' examples; `in_order`, such that round 0 visits them in the order of the file."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -192,7 +196,8 @@ def make_data(inputs: work.Inputs):
     from fedcodist.core.shuffling import permuted_positions
     from fedcodist.data.federated_data import FederatedData
 
-    if method_of(inputs) in (*PARTIES, *work.HTFL_METHODS):  # the file has our orders
+    # The file of parties has our orders.
+    if not in_order or method_of(inputs) in (*PARTIES, *work.HTFL_METHODS):
         return FederatedData.from_arrays(columns_of(inputs), offsets=inputs.offsets)
     sizes = np.diff(inputs.offsets)
     positions = jnp.arange(sizes.max())

@@ -112,11 +112,41 @@ def number_of_examples(batch: Batch) -> int:
     return _shape(next(iter(batch.values())))[0]
 
 
+def cases_by_shape(
+    inputs: Mapping[str, Any], outputs_of: Callable[[Mapping[str, Any]], Any]
+) -> list[tuple[Mapping[str, Any], Any]]:
+    """Shapes of inputs and of a network's outputs, for two sizes of batches if it takes both.
+
+    The network is traced once if every output has a leading batch axis.
+
+    Args:
+      inputs: the network's input columns, as arrays or shapes with a leading batch axis.
+      outputs_of: inputs -> shapes of the outputs.
+    """
+
+    def resized(size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        like = lambda leaf: jax.ShapeDtypeStruct((size, *_shape(leaf)[1:]), leaf.dtype)
+        return {name: like(column) for name, column in inputs.items()}
+
+    try:
+        size, other = _SIZES
+        outputs = outputs_of(resized(size))
+        if all(leaf.shape[:1] == (size,) for leaf in jax.tree.leaves(outputs)):
+            of_other = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((other, *leaf.shape[1:]), leaf.dtype), outputs
+            )
+        else:
+            of_other = outputs_of(resized(other))
+        return [(resized(size), outputs), (resized(other), of_other)]
+    except Exception:
+        # Some networks take batches of one size only.
+        return [(resized(number_of_examples(inputs)), outputs_of(inputs))]
+
+
 def check_by_shape(
     loss: Loss | None,
     metrics: Mapping[str, Callable[[Any, Batch], Any] | SummedMetric],
-    inputs: Mapping[str, Any],
-    outputs_of: Callable[[Mapping[str, Any]], Any],
+    cases: Sequence[tuple[Mapping[str, Any], Any]],
 ) -> None:
     """Checks a model's loss and metrics by shape, as far as that can be done without its data.
 
@@ -125,24 +155,11 @@ def check_by_shape(
 
     Args:
       loss, metrics: of a Model. The loss is None, and metrics are empty, if they need no check.
-      inputs: the network's input columns, as arrays or shapes with a leading batch axis.
-      outputs_of: inputs -> shapes of the outputs.
+      cases: of `cases_by_shape`.
 
     Raises:
       ValueError, TypeError: names the loss or metric.
     """
-    if loss is None and not metrics:
-        return
-
-    def resized(size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        like = lambda leaf: jax.ShapeDtypeStruct((size, *_shape(leaf)[1:]), leaf.dtype)
-        return {name: like(column) for name, column in inputs.items()}
-
-    try:
-        cases = [(batch, outputs_of(batch)) for batch in map(resized, _SIZES)]
-    except Exception:
-        # Some networks take batches of one size only.
-        cases = [(resized(number_of_examples(inputs)), outputs_of(inputs))]
     if loss is not None:
         _check_guessed(lambda *case: checked_loss(loss, *case), cases)
     for name, statistic in metrics.items():

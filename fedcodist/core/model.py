@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.example_losses import WrongShape, check_by_shape
+from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape
 from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
 from fedcodist.core.summed_metrics import SummedMetric
@@ -328,16 +328,17 @@ def _finish(
 ) -> Model:
     variables = jax.eval_shape(init, _key_shape())
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
-    outputs = outputs_of(example_batch)
+    cases = cases_by_shape(example_batch, outputs_of)
+    _, outputs = cases[0]
     are_logits = isinstance(outputs, jax.ShapeDtypeStruct)
     if metrics is None and are_logits and loss is not cross_entropy:
         jax.eval_shape(metrics_lib.predicted_label, outputs)
     if loss is cross_entropy and are_logits and outputs.ndim == 2:
         labels = jax.ShapeDtypeStruct(outputs.shape[:1], jnp.int32)
         jax.eval_shape(loss, outputs, {"label": labels})
-        check_by_shape(None, metrics or {}, example_batch, outputs_of)
+        check_by_shape(None, metrics or {}, cases)
     else:
-        check_by_shape(loss, metrics or {}, example_batch, outputs_of)
+        check_by_shape(loss, metrics or {}, cases)
     return Model(
         init=init,
         apply=apply,
