@@ -1,6 +1,7 @@
 """Records of measurements, results/benchmarks/<date>-<workload>.json: written, and read again."""
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -37,11 +38,17 @@ def common(workload: str, kind: str, device: str | None = None) -> dict[str, Any
         "kind": kind,
         "date": datetime.date.today().isoformat(),
         "device": device or machine.device(),
-        "commit": running_commit(),
+        "commit": _commit(),
         "command": command(sys.argv),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("fedcodist", "jax", "numpy")},
     }
+
+
+@functools.cache
+def _commit() -> str | None:
+    """The commit before the first record is written, since a changed record counts as a change."""
+    return running_commit()
 
 
 def command(arguments: Sequence[str]) -> str:
