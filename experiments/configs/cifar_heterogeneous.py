@@ -22,8 +22,8 @@ number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever re
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 5 to 8
-minutes on one core, and those of FedTGP and FedKD up to 20. Accuracies are far below the paper's, so only differences between methods can be
-compared. docs/results/heterogeneous.md lists which runs there are.
+minutes on one core, and those of FedTGP and FedKD up to 20. Accuracies are far below the paper's, so
+only differences between methods can be compared. docs/results/heterogeneous.md lists the runs.
 """
 
 from typing import Any
