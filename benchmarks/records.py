@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -47,8 +48,12 @@ def common(workload: str, kind: str, device: str | None = None) -> dict[str, Any
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit before the first record is written, since a changed record counts as a change."""
-    return running_commit()
+    """The commit that runs; other records may have changed since it, but no code."""
+    commit = running_commit()
+    command = ["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"]
+    if commit and subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0:
+        return commit.removesuffix("-dirty")
+    return commit
 
 
 def command(arguments: Sequence[str]) -> str:

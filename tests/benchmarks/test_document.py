@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 
@@ -507,3 +508,25 @@ def test_sizes_of_programs_are_listed_in_the_order_of_the_workloads():
     rows = [row for row in text.splitlines() if row.startswith(("| mhd", "| digits"))]
     assert [row.split("|")[1].strip() for row in rows] == ["digits", "mhd"]
     assert cells(text, "mhd") == ["mhd", "2026-01-01, abcdef", "12,345"]
+
+
+def test_a_record_s_commit_is_unchanged_by_other_records(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    (tmp_path / "results").mkdir()
+    record, code = tmp_path / "results" / "record.json", tmp_path / "code.py"
+    for path in (record, code):
+        path.write_text("first")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "running_commit", lambda: "c0ffee-dirty")
+    record.write_text("second")
+    assert records._commit.__wrapped__() == "c0ffee"
+    code.write_text("second")
+    assert records._commit.__wrapped__() == "c0ffee-dirty"
