@@ -681,6 +681,8 @@ def _ratio(own: Mapping[str, Any]) -> str:
 
 
 def _over(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return _three(values[0])
     return _spread(statistics.median(values), min(values), max(values))
 
 
