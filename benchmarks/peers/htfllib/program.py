@@ -13,8 +13,9 @@ differences:
   over logits too, and its gradient passes through both networks twice, which takes longer.
 - FD's regulariser is the divergence between softmaxes, with the label's mean logits as the target.
   HtFLlib uses these logits as probabilities.
-- FedKD starts with the identity as W^h, and gradients are not clipped at a norm of 10. HtFLlib
-  decomposes weights and ours decomposes their changes, so weights are compared without SVD.
+- Gradients of FML and FedKD are not clipped at a norm of 10, which is not in the papers.
+- FedKD starts with the identity as W^h. HtFLlib decomposes weights and ours decomposes their changes, so
+  weights are compared without SVD.
 - torchvision is not needed: the networks are those of HtFLlib's own files.
 """
 
@@ -141,6 +142,8 @@ class Federation:
         self.inputs, self.method = inputs, method
         self.names = [name for name in inputs.pools if name != work.MEME]
         networks = [inputs.pools[name].network for name in self.names]
+        if method in work.WITH_MEME:
+            torch.nn.utils.clip_grad_norm_ = lambda parameters, most: None
         server_class = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
         self.server = server_class(settings(method, networks), 0)
         for client, own in zip(self.server.clients, self.names, strict=True):
@@ -189,7 +192,6 @@ class Federation:
 
     def _start_students(self, pool: work.Pool) -> None:
         """Gives the clients' copies of FedKD's student their weights, and W^h the identity."""
-        torch.nn.utils.clip_grad_norm_ = lambda parameters, most: None
         for client in self.server.clients:
             self._start(client, "global_model", pool)
             to_teacher = self._load(client, "W_h")
