@@ -180,7 +180,7 @@ def plot(measured: Sequence[Mapping[str, Any]]):
     axis.set_xscale("log")
     for which in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
         which(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_xlabel("Time to the result, by that of fedcodist")
+    axis.set_xlabel("Time to the result divided by that of fedcodist (above 1: slower)")
     axis.set_yticks(range(len(measured)), [record["measured"] for record in measured])
     axis.set_ylim(len(measured) - 0.5, -0.5)
     axis.grid(axis="y", color="0.9", linewidth=0.8)

@@ -17,8 +17,9 @@ augmentation.
 These are the differences. HtFLlib leaves out the last, smaller batch of an epoch, always visits images
 in one order, stops 100 rounds after the best one, and reports this round, the best by test accuracy.
 Here every image is visited, in a new order in each epoch, and test images are evaluated after the last
-round only. HtFLlib's pathological split deals labels to clients in their order and in unequal parts. The
-number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
+round only. HtFLlib's pathological split deals labels to clients in their order and in unequal parts.
+HtFLlib clips gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. Here they are not
+clipped. The number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 5 to 8

@@ -696,6 +696,15 @@ def test_clients_of_htfllib_start_with_one_head_and_visit_examples_in_orders_of_
     assert (first != second).any()
 
 
+def test_examples_of_htfllibs_workloads_are_float32_numbers_in_float64_too(tmp_path):
+    """HtFLlib rounds them, and a ReLU near zero switched in one of two programs that compute the same."""
+    path = tmp_path / "inputs.npz"
+    np.savez(path, **make_inputs.make("htfl_fd"))
+    images = work.read_inputs(path, "htfl_fd", double=True).images
+    assert images.dtype == np.float64
+    np.testing.assert_array_equal(images, images.astype(np.float32))
+
+
 def test_rounds_before_the_weights_are_saved():
     arguments = _arguments(repetitions=1, rounds_per_repetition=2, first_rounds=3)
     done, saved = [], []

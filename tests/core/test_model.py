@@ -398,6 +398,34 @@ def test_a_network_that_must_be_told_of_training_is():
     assert np.abs(told(True) - told(False)).max() > 0.1
 
 
+@pytest.mark.parametrize("loss", [None, lambda outputs, batch: outputs[:, 0]])
+def test_a_network_is_traced_once_to_be_initialised_and_once_to_be_checked(loss):
+    traces = []
+
+    class Counted(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            traces.append(x.shape)
+            return nn.Dense(CLASSES)(x)
+
+    from_flax_linen(Counted(), EXAMPLE, **({} if loss is None else {"loss": loss}))
+    assert len(traces) == 2
+
+
+def test_outputs_without_a_leading_batch_axis_are_traced_for_each_size():
+    """A loss of these outputs has one number per example for both sizes of batches."""
+
+    class Turned(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(CLASSES)(x).T
+
+    model = from_flax_linen(Turned(), EXAMPLE, loss=lambda outputs, batch: outputs[0], metrics={})
+    variables = model.init(jax.random.key(0))
+    outputs, _ = model.apply(variables, BATCHES)
+    assert model.loss(outputs, BATCHES).shape == (BATCH,)
+
+
 def test_another_name_of_training_is_refused():
     """Without the argument the network would train in evaluation mode."""
     with pytest.raises(ValueError, match="parameter `train`: Misnamed has 'training'") as error:

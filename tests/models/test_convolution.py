@@ -105,16 +105,21 @@ def test_small_images_are_computed_by_patches(shape):
     assert "stablehlo.convolution" not in lowered
 
 
-@pytest.mark.parametrize(
-    ("features", "width"), [(4, 6), pytest.param(17, 6, marks=pytest.mark.slow), (17, 12)]
-)
-@pytest.mark.parametrize("batch", [1, pytest.param(20, marks=pytest.mark.slow), 33, 40])
-def test_kernel_gradient_in_chunks_of_examples(batch, features, width):
-    inputs, kernel = (
-        normal(0, batch, 6, width, 3, dtype="float32"),
-        normal(1, 3, 3, 3, features, dtype="float32"),
-    )
+@pytest.mark.parametrize("cached", [1, 4, 10])  # examples whose cotangents are in the cache
+@pytest.mark.parametrize("batch", [1, 20, 33])
+def test_kernel_gradient_in_chunks_of_examples(batch, cached, monkeypatch):
+    monkeypatch.setattr(convolution, "_CACHED_VALUES", cached * 6 * 7 * 4)
+    inputs = normal(0, batch, 6, 7, 3, dtype="float32")
+    kernel = normal(1, 3, 3, 3, 4, dtype="float32")
     assert_equals_stock(inputs, kernel, "SAME")
+
+
+@given(batch=st.integers(1, 500), window=st.integers(1, 2 * convolution._CACHED_VALUES))
+def test_chunks_fit_the_cache_and_are_not_much_smaller(batch, window):
+    size = convolution._chunk_size(batch, window)
+    most = max(1, convolution._CACHED_VALUES // window)
+    assert 1 <= size <= min(batch, most)
+    assert size == batch or size == 1 or (size % 2 == 0 and size > most // 2)
 
 
 def assert_equals_stock(inputs, kernel, padding):

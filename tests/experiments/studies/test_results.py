@@ -1283,6 +1283,17 @@ def test_fedsdd_s_scaled_runs_stand_beside_the_papers(tmp_path):
     assert "fedsdd_table7.py" in missing
 
 
+def test_fedsdd_s_first_runs_are_too_short_to_decide(tmp_path):
+    """They had 12 rounds, as their config said then."""
+    for run, accuracy in (("fed_avg", 30.0), ("fed_df", 33.0)):
+        fedsdd_record(tmp_path, SCALED, run, {"main": [accuracy] * 3}, rounds=12)
+    for path in (tmp_path / SCALED).glob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"full_rounds": 12}))
+    text = rendered(tmp_path)
+    assert row_of(text, "FedDF above FedAvg")[1] == "not run"
+    assert "33.00 ± 0.00 †" in section(text, "## Runs too short to decide")
+
+
 def test_fedsdd_s_runs_with_other_settings_are_not_compared(tmp_path):
     fedsdd_record(tmp_path, SCALED, "fed_avg", {"main": [30.0, 34.0]}, seeds=(0, 1))
     more = {"training": {"epochs": 3}}
