@@ -697,7 +697,7 @@ def test_clients_of_htfllib_start_with_one_head_and_visit_examples_in_orders_of_
 
 
 def test_examples_of_htfllibs_workloads_are_float32_numbers_in_float64_too(tmp_path):
-    """HtFLlib rounds them, and a ReLU near zero switched in one of two programs that compute the same."""
+    """HtFLlib rounds them. Without this a ReLU near zero was on in one of two equal programs."""
     path = tmp_path / "inputs.npz"
     np.savez(path, **make_inputs.make("htfl_fd"))
     images = work.read_inputs(path, "htfl_fd", double=True).images
