@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", required=True, help="config file with get_runs()")
-    parser.add_argument("--workdir", required=True, type=Path, help="folder of the run folders")
+    parser.add_argument("--workdir", type=Path, help="folder of the run folders; not for --list")
     parser.add_argument(
         "--only", action="append", metavar="PATTERN", help="runs to do, with * and ?; repeatable"
     )
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
+    if settings.workdir is None and not settings.list:
+        parser.error("the following arguments are required: --workdir")
     try:
         module = load_config_file(settings.config)
         runs = _chosen(runs_of(module, settings.config), settings.only)
