@@ -20,6 +20,8 @@ from fedcodist.algorithms.pools.hetero_fl import (
 from fedcodist.algorithms.pools.hetero_fl_parts import classes_of, scaled_by_share
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
@@ -331,6 +333,19 @@ def test_bad_input_is_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_clients_can_compress():
+    """All values are sent: nothing changes. Half of them: the model does."""
+
+    def of(share):
+        wrapped = lambda method: compressed(method, num_rounds=2, uplink=top_k(share))
+        return trained(algorithm(wrapped=wrapped), rounds=2)[0].inner
+
+    plain = trained(algorithm(), rounds=2)[0]
+    whole, half = (jax.tree.leaves(of(share).params) for share in (1.0, 0.5))
+    same(whole, jax.tree.leaves(plain.params), atol=1e-6)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(whole, half, strict=True))
 
 
 def test_a_network_without_linen_modules_cannot_be_scaled():
