@@ -96,7 +96,7 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
     if count is not None:
         if share is None:
             raise ValueError(
-                "data.client_test_share must be set for data.unseen_clients to be judged."
+                "data.client_test_share must be set for data.unseen_clients to be evaluated."
             )
         train, unseen = unseen_clients(train, count, seed)
         own, test = train_test_within_clients(unseen, share, seed)

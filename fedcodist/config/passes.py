@@ -91,13 +91,13 @@ def fjord(work: Any) -> Any:
     With self-distillation the client's own network is trained in the same step too.
     """
 
-    def besides(pool: str) -> float:
+    def other_flops(pool: str) -> float:
         own = work.forward[pool]
         within = [cost for cost in work.forward.values() if cost <= own]
         drawn = sum(within) / len(within)
         return LEARNING * (drawn if work.settings.get("self_distillation", True) else drawn - own)
 
-    return work.besides_learning(besides)
+    return work.additional_flops(other_flops)
 
 
 def periodic_codistillation(work: Any) -> float:
@@ -141,7 +141,7 @@ def fed_be(work: Any) -> float:
         for pool, cost in work.forward.items()
     )
     learned = LEARNING * work.images * sum(work.forward.values())
-    return work.rounds * (teachers * work.answered + learned)
+    return work.rounds * (teachers * work.predicted + learned)
 
 
 def fed_et(work: Any) -> float:
@@ -157,7 +157,7 @@ def fed_sdd(work: Any) -> float:
     settings, (model,) = work.settings, work.forward.values()
     if not settings["steps"]:
         return 0.0
-    taught = work.answered if settings["cached"] else work.images
+    taught = work.predicted if settings["cached"] else work.images
     students = settings["num_models"] if settings["distilled"] == "all" else 1
     teachers = [
         settings["num_models"] * min(round + 1, settings["rounds_kept"])
@@ -171,7 +171,7 @@ def fed_sdd_pools(work: Any) -> float:
     settings = work.settings
     if not settings["steps"]:
         return 0.0
-    taught = work.answered if settings["cached"] else work.images
+    taught = work.predicted if settings["cached"] else work.images
     students = settings["num_models"] if settings["distilled"] == "all" else 1
     teachers = [
         settings["num_models"] * min(round + 1, settings["rounds_kept"])
@@ -191,8 +191,8 @@ def alone(work: Any) -> Any:
 
 def fed_md(work: Any) -> Any:
     """Models predict the public images, then learn from them."""
-    answered = work.rounds * work.public_images("alignment_size")
-    return work.of_parties(answered, work.settings["digest_epochs"] * answered)
+    predicted = work.rounds * work.public_images("alignment_size")
+    return work.of_parties(predicted, work.settings["digest_epochs"] * predicted)
 
 
 def fd(work: Any) -> Any:
@@ -204,28 +204,28 @@ def fd(work: Any) -> Any:
 
 def ds_fl(work: Any) -> Any:
     """As FedMD; the server learns too."""
-    answered = work.rounds * work.public_images("open_size")
-    learned = work.settings["distillation_epochs"] * answered
+    predicted = work.rounds * work.public_images("open_size")
+    learned = work.settings["distillation_epochs"] * predicted
     server = LEARNING * learned * work.network_of_party("server")
-    return work.of_parties(answered, learned, server=server)
+    return work.of_parties(predicted, learned, server=server)
 
 
 def kt_pfl(work: Any) -> Any:
     """As FedMD; the server's coefficients are left out."""
-    answered = work.rounds * work.public_images("open_size")
-    return work.of_parties(answered, work.settings["distillation_epochs"] * answered)
+    predicted = work.rounds * work.public_images("open_size")
+    return work.of_parties(predicted, work.settings["distillation_epochs"] * predicted)
 
 
 def fml(work: Any) -> Any:
     """The meme learns from every private example too."""
     meme = work.network_of_party("meme")
-    return work.of_parties(besides=lambda party: LEARNING * meme * work.examples[party])
+    return work.of_parties(other_flops=lambda party: LEARNING * meme * work.examples[party])
 
 
 def fed_kd_parties(work: Any) -> Any:
     """The student learns from every private example too; the maps of hidden states are left out."""
     student = work.network_of_party("student")
-    return work.of_parties(besides=lambda party: LEARNING * student * work.examples[party])
+    return work.of_parties(other_flops=lambda party: LEARNING * student * work.examples[party])
 
 
 def fed_proto(work: Any) -> Any:
@@ -269,7 +269,7 @@ def fed_gen(work: Any) -> Any:
     learned = lambda party: share * work.examples[party] * (generator + 2 * head)
     made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
     server = work.rounds * made * (LEARNING * generator + 2 * head)
-    return work.of_parties(besides=learned, server=server)
+    return work.of_parties(other_flops=learned, server=server)
 
 
 def fccl(work: Any) -> Any:
@@ -284,7 +284,7 @@ def fccl(work: Any) -> Any:
 def fed_mrl(work: Any) -> Any:
     """The small model learns from every private example too; projectors are left out."""
     small = work.network_of_party("small", work.settings["small_width"])
-    return work.of_parties(besides=lambda party: LEARNING * small * work.examples[party])
+    return work.of_parties(other_flops=lambda party: LEARNING * small * work.examples[party])
 
 
 def fed_l2g(work: Any) -> Any:
@@ -299,7 +299,7 @@ def multi_headed(work: Any) -> Any:
     settings = work.settings
     public = work.rounds * work.config["training"]["steps"] * settings["public_batch_size"]
     teachers = lambda party: public * settings["teachers"] * work.mean_of_neighbours(party)
-    return work.of_parties(learned=public, besides=teachers)
+    return work.of_parties(learned=public, other_flops=teachers)
 
 
 def decentralised_periodic(work: Any) -> Any:

@@ -158,7 +158,7 @@ class Work:
             for pool, settings in self.config["pools"].items()
         }
 
-    def besides_learning(self, per_example: Callable[[str], float]) -> Flops:
+    def additional_flops(self, per_example: Callable[[str], float]) -> Flops:
         """Flops in addition to the clients' own method; `per_example` maps a pool to FLOPs."""
         return Flops({pool: per_example(pool) * n for pool, n in self.examples.items()}, 0.0)
 
@@ -168,7 +168,7 @@ class Work:
         return self.settings["steps"] * self.settings["batch_size"]
 
     @functools.cached_property
-    def answered(self) -> int:
+    def predicted(self) -> int:
         """Images that a teacher predicts once a round: all, or the round's if data are streamed."""
         is_streamed = self.config.get("execution", {}).get("stream")
         return self.images if is_streamed else len(self.data.unlabelled)
@@ -186,25 +186,25 @@ class Work:
 
     def of_parties(
         self,
-        answered: float = 0.0,
+        predicted: float = 0.0,
         learned: float = 0.0,
         per_example: float = LEARNING,
-        besides: Callable[[str], float] = lambda party: 0.0,
+        other_flops: Callable[[str], float] = lambda party: 0.0,
         server: float = 0.0,
     ) -> Flops:
         """Flops of parties that predict and learn from these numbers of public examples in the run.
 
         Args:
-          answered, learned: numbers of public examples that a party predicts and learns from, each
+          predicted, learned: numbers of public examples that a party predicts and learns from, each
             counted as often as it is visited.
           per_example: forward passes for a private example.
-          besides: party -> FLOPs of other networks.
+          other_flops: party -> FLOPs of other networks.
           server: FLOPs of the server.
         """
         clients = {}
         for party, count in self.examples.items():
-            passes = per_example * count + answered + LEARNING * learned
-            clients[party] = passes * self._forward_of_party[party] + besides(party)
+            passes = per_example * count + predicted + LEARNING * learned
+            clients[party] = passes * self._forward_of_party[party] + other_flops(party)
         return Flops(clients, server)
 
     @property

@@ -136,7 +136,7 @@ def client_evaluation(
     return evaluate
 
 
-class ClientJudge:
+class ClientEvaluator:
     """Evaluates clients when a run is evaluated, and keeps the newest result, also in a file.
 
     Args:
@@ -149,7 +149,7 @@ class ClientJudge:
         self._evaluate, self._experiment, self._path = evaluate, experiment, path
         self._newest: ClientEvaluation | None = None
 
-    def judged(self, trained: Trained, round: int, is_last: bool) -> ClientEvaluation:
+    def evaluate(self, trained: Trained, round: int, is_last: bool) -> ClientEvaluation:
         """The result of a round. That of the last round includes final splits and fine-tuned models."""
         splits: Any = dict(self._experiment.client_splits)
         if is_last:

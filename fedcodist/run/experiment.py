@@ -42,7 +42,7 @@ from fedcodist.run.callbacks import (
     start_callbacks,
 )
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
-from fedcodist.run.client_evaluation import ClientJudge, client_evaluation
+from fedcodist.run.client_evaluation import ClientEvaluator, client_evaluation
 from fedcodist.run.client_metrics import (
     CLIENTS,
     ClientMetrics,
@@ -256,7 +256,9 @@ def _run(
     of_run = (mesh, device_seeds, hyper, host_client_states)
     train = in_blocks(programs, data, experiment.rounds, *of_run)
     evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
-    judge = ClientJudge(evaluate_clients, experiment, folder.path / CLIENTS if folder else None)
+    evaluator = ClientEvaluator(
+        evaluate_clients, experiment, folder.path / CLIENTS if folder else None
+    )
     evaluate = _evaluation(programs, experiment, mesh, host_client_states)
 
     records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
@@ -283,14 +285,17 @@ def _run(
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = measured(round, evaluation)
         text = current_text(new)
-        new += client_records(round, judge.judged(trained, round, is_last), seeds)
+        new += client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
         decision = log(new + training_records(round, history, seeds))
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
-            log(final + client_records(round, judge.judged(trained, round, is_last=True), seeds))
+            log(
+                final
+                + client_records(round, evaluator.evaluate(trained, round, is_last=True), seeds)
+            )
         show(round, text)
         return "" if is_last else why
 
@@ -344,7 +349,7 @@ def _run(
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
-    return Outcome(records, variables, summary, trained.state, kept, judge.newest())
+    return Outcome(records, variables, summary, trained.state, kept, evaluator.newest())
 
 
 def _placed(

@@ -453,7 +453,7 @@ def _run_trial(
 
     value: float | None = None
 
-    def judge(records: Sequence[Mapping[str, Any]]) -> None:
+    def report(records: Sequence[Mapping[str, Any]]) -> None:
         nonlocal value
         round, value = records[0]["round"], held_out_accuracy(records)
         if not math.isfinite(value):
@@ -463,7 +463,7 @@ def _run_trial(
             raise optuna.TrialPruned(f"accuracy {value:.4f} in round {round}")
 
     try:
-        run_experiment(experiment, programs=programs, callbacks=[judge], show_progress=False)
+        run_experiment(experiment, programs=programs, callbacks=[report], show_progress=False)
     except (optuna.TrialPruned, TrainingDiverged) as error:
         # Marked as pruned, since the sampler learns from pruned trials but not from failed ones.
         return None, studies.TrialState.PRUNED, str(error)

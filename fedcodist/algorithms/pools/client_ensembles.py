@@ -31,7 +31,7 @@ CLIENT_ENSEMBLES = ("clients", "gaussian", "dirichlet")
 SAMPLES = 10  # models drawn for the last two
 
 
-class ClientModels(NamedTuple):
+class MeasuredClients(NamedTuple):
     """The clients' models of the last round, kept for evaluation.
 
     Attributes:
@@ -51,7 +51,7 @@ class MeasuredState(NamedTuple):
     """FedSDD's state, and the clients' models, which are only kept for evaluation."""
 
     fed_sdd: FedSDDState
-    clients: ClientModels
+    clients: MeasuredClients
 
 
 class StateAndTrainedModel(NamedTuple):
@@ -99,7 +99,7 @@ def with_client_ensembles(
         ]
         members = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
         main = main_model(state)
-        return MeasuredState(state, ClientModels(main, main, members, jax.random.key_data(key)))
+        return MeasuredState(state, MeasuredClients(main, main, members, jax.random.key_data(key)))
 
     def round_(
         state: MeasuredState, client_states: PyTree, round: Round, hyper: PyTree
@@ -117,7 +117,7 @@ def with_client_ensembles(
         place = round.index % len(after.weights)
         average = jax.tree.map(lambda leaf: leaf[place, 0], after.buffer)
         draw = jax.random.key_data(keys.derive(round.key, "samples", round.index))
-        clients = ClientModels(received, average, members, draw)
+        clients = MeasuredClients(received, average, members, draw)
         client_states = {name: keeping[name].method for name in names}
         return MeasuredState(after, clients), client_states, metrics
 
@@ -183,7 +183,7 @@ def _no_models(model: Model, count: int) -> Variables:
     )
 
 
-def client_ensemble(kind: str, clients: ClientModels) -> Ensemble:
+def client_ensemble(kind: str, clients: MeasuredClients) -> Ensemble:
     """An ensemble of the clients' models, of a kind in `CLIENT_ENSEMBLES`."""
     if kind == "clients":
         return equal_weights(clients.members)
