@@ -45,7 +45,7 @@ def main() -> int:
         with live_line.showing(f"{workload}: lowering"):
             inputs = ours.read_inputs(job.inputs, workload)
             count = instructions(ours.prepare(inputs, job.rounds).lowered())
-        print(f"{workload:<18}{count:10,}", flush=True)
+        print(f"{workload:<20}{count:10,}", flush=True)
         write(workload, count, arguments.results)
     return 0
 

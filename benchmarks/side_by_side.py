@@ -493,10 +493,10 @@ def check(programs: Mapping[str, Program], job: Job, cores: int) -> list[dict[st
         line = {"workload": job.workload, "program": name, "double": double}
         if hindrance := program.hindrance(job.workload):
             lines.append({**line, "hindrance": hindrance})
-            print(f"{job.workload:<12}{name:<14}{hindrance}", flush=True)
+            print(f"{job.workload:<20}{name:<14}{hindrance}", flush=True)
             continue
         for setting in settings(cores, program.several):
-            where = f"{job.workload:<12}{name:<14}{setting.processes} x {setting.threads}"
+            where = f"{job.workload:<20}{name:<14}{setting.processes} x {setting.threads}"
             where += "  float64" if double else ""
             own: dict[str, Any] = {**line, **setting._asdict()}
             lines.append(own)
