@@ -26,16 +26,25 @@ examples in each of its rounds, without dropout. Its learning rate is tuned
 from ml_collections import ConfigDict, config_dict
 
 from experiments.configs import cifar_fed_kd
-from experiments.configs.cifar_fed_kd import CNN, FED_AVG, PARTS
+from experiments.configs.cifar_fed_kd import (
+    CENTRALISED,
+    CNN,
+    FED_AVG,
+    PARTS,
+    SMALLER,
+    SMALLER_STUDENT,
+    THROUGH_NORMALISER,
+)
 
-TEACHER, STUDENT = "bert_tiny_4", "bert_tiny_2"
+TEACHER, STUDENT, SMALL_STUDENT = "bert_tiny_4", "bert_tiny_2", "bert_tiny_1"
 RATE = 5e-4
 
 
 def get_runs() -> list[str]:
     """FedAvg of either network, FedKD and its parts, FML, FetchSGD, Federated Dropout."""
-    parts = [f"fed_kd,{part}" for part in (*PARTS, "whole")]
-    return [*FED_AVG, "fed_kd", *parts, "fml", "fetch_sgd", "fed_dropout"]
+    parts = [f"fed_kd,{part}" for part in (*PARTS, THROUGH_NORMALISER, "whole")]
+    baselines = ["fml", "fetch_sgd", "fed_dropout"]
+    return [*FED_AVG, "fed_kd", *parts, *baselines, CENTRALISED, *SMALLER]
 
 
 def get_config(run: str = "fed_kd") -> ConfigDict:
@@ -49,14 +58,18 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
         config.data = dict(
             name="prepared_sentences",
             folder="data/ade",
-            num_clients=4,
+            num_clients=1 if run == CENTRALISED else 4,
             seed=0,
             encoder=config_dict.placeholder(str),
             frozen_tables=True,
         )
     config.training.batch_size = 64
     main = config.pools.main
-    main.model = {CNN.teacher: TEACHER, CNN.student: STUDENT}[main.model]
+    main.model = {
+        CNN.teacher: TEACHER,
+        CNN.student: STUDENT,
+        SMALLER_STUDENT: SMALL_STUDENT,
+    }[main.model]
     main.client_learning_rate = RATE
     if "fed_kd" in config.training:
         own = config.training.fed_kd

@@ -25,7 +25,7 @@ class Record(NamedTuple):
     `phases`: of runs with phases before the first round, their names -> as `final`.
     `heads`: of methods of clients on a graph, the fields of `fedcodist.report.tables_heads.Heads`.
     `bytes`: model -> 'up' and 'down' -> bytes of one participation of one client, means over the run.
-    `spectra`: of runs that recorded them, see `experiments.studies.record`.
+    `spectra` and `gradient_spectra`: of runs that recorded them, see `experiments.studies.record`.
     `data`: prepared folder -> source, unverified and num_examples by split, from its manifest.
     """
 
@@ -50,6 +50,7 @@ class Record(NamedTuple):
     heads: dict[str, list[Any]] | None = None
     bytes: Mapping[str, dict[str, int]] = MappingProxyType({})
     spectra: Mapping[str, dict[str, dict[str, list[Any]]]] = MappingProxyType({})
+    gradient_spectra: Mapping[str, dict[str, dict[str, list[Any]]]] = MappingProxyType({})
     data: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
 
@@ -127,11 +128,12 @@ def _fault_of_links(record: Record) -> str | None:
         for model, ways in record.bytes.items():
             if not is_number(ways["up"]) or not is_number(ways["down"]):
                 return f"bytes.{model} is {ways!r}"
-        for model, layers in record.spectra.items():
-            for layer, own in layers.items():
-                numbers = [*own["round"], *own["rank"], *own["first"], *own["last"]]
-                if len(own["round"]) != len(own["rank"]) or not all(map(is_number, numbers)):
-                    return f"spectra.{model} has {layer!r} of {own!r}"
+        for kind in ("spectra", "gradient_spectra"):
+            for model, layers in getattr(record, kind).items():
+                for layer, own in layers.items():
+                    numbers = [*own["round"], *own["rank"], *own["first"], *own["last"]]
+                    if len(own["round"]) != len(own["rank"]) or not all(map(is_number, numbers)):
+                        return f"{kind}.{model} has {layer!r} of {own!r}"
         for folder, about in record.data.items():
             counts = about["num_examples"].values()
             if not isinstance(about["source"], str) or not all(map(is_number, counts)):

@@ -25,8 +25,8 @@ from fedcodist.report.tables_heads import recorded_heads
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
 RESERVED = ("benchmarks", "notes", "tuning")
-# Names of a layer's ranks and singular values in metrics.jsonl.
-_RANK, _SPECTRUM = "client_rank/", "client_spectrum/"
+# What precedes `rank/<layer>` and `spectrum/<layer>` in metrics.jsonl.
+_UPDATES, _GRADIENTS = "client_", "client_gradient_"
 
 # model -> split -> round -> metric -> one value per seed
 Evaluations = dict[tuple[str, str], dict[int, dict[str, list[float | None]]]]
@@ -127,7 +127,8 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "curve": _curve(evaluations, _every_point(config)),
             "phases": _phases(folder),
             "heads": recorded_heads(folder, config) if finished else None,
-            "spectra": _spectra(folder / "metrics.jsonl", seeds),
+            "spectra": _spectra(folder / "metrics.jsonl", seeds, _UPDATES),
+            "gradient_spectra": _spectra(folder / "metrics.jsonl", seeds, _GRADIENTS),
             "data": environment.get("data", {}),
             "notes": [
                 *(config.get("notes") or ()),
@@ -237,15 +238,18 @@ def _evaluations(path: Path, seeds: Sequence[int]) -> Evaluations:
     }
 
 
-def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """Ranks and singular values of clients' updates, if the run has `training.compression.spectra`.
+def _spectra(
+    path: Path, seeds: Sequence[int], before: str
+) -> dict[str, dict[str, dict[str, list[Any]]]]:
+    """Ranks and singular values of clients' updates or gradients, if the run recorded them.
 
     Model -> layer -> 'round' and 'rank', the rank that the energy threshold asks for, and 'first' and
     'last', the singular values in the first of these rounds and in the last; means over the seeds.
     """
+    rank, spectrum = f"{before}rank/", f"{before}spectrum/"
     by_model: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
     for _, record in read_lines(path):
-        if not any(key.startswith(_RANK) for key in record):
+        if not any(key.startswith(rank) for key in record):
             continue
         rounds = by_model.setdefault(record["model"], {})
         rounds.setdefault(record["round"], {})[record["seed"]] = record
@@ -259,13 +263,13 @@ def _spectra(path: Path, seeds: Sequence[int]) -> dict[str, dict[str, dict[str, 
         if not whole:
             continue
         shown = thin(list(whole))
-        layers = [key.removeprefix(_RANK) for key in whole[shown[0]][0] if key.startswith(_RANK)]
+        layers = [key.removeprefix(rank) for key in whole[shown[0]][0] if key.startswith(rank)]
         found[model] = {
             layer: {
                 "round": shown,
-                "rank": [_mean(each[_RANK + layer] for each in whole[at]) for at in shown],
-                "first": _means(each[_SPECTRUM + layer] for each in whole[shown[0]]),
-                "last": _means(each[_SPECTRUM + layer] for each in whole[shown[-1]]),
+                "rank": [_mean(each[rank + layer] for each in whole[at]) for at in shown],
+                "first": _means(each[spectrum + layer] for each in whole[shown[0]]),
+                "last": _means(each[spectrum + layer] for each in whole[shown[-1]]),
             }
             for layer in layers
         }

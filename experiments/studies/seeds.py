@@ -39,10 +39,9 @@ def _are_parts(one: Record, other: Record) -> bool:
         phases = record.phases.keys() - {PUBLIC}
         return settings(record), record.data, record.last_round, rounds, phases
 
-    kept_apart = (one.heads, other.heads, one.spectra, other.spectra)
-    return (
-        not any(kept_apart) and not set(one.seeds) & set(other.seeds) and about(one) == about(other)
-    )
+    if any(each.heads or each.spectra or each.gradient_spectra for each in (one, other)):
+        return False
+    return not set(one.seeds) & set(other.seeds) and about(one) == about(other)
 
 
 def _joined(one: Record, other: Record) -> Record:

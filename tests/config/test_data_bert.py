@@ -92,7 +92,7 @@ def test_every_run_is_built(sentences, pretrained, run):
     experiment = build_experiment(config)
     check_experiment(experiment)
     own = list(experiment.algorithm.personal_models["main"])
-    assert own == (["main_teachers"] if run.startswith(("fed_kd", "fml")) else [])
+    assert own == (["main_teachers"] if run.startswith(("fed_kd", "fml", "centralised")) else [])
     for predictor in experiment.algorithm.predictors.values():
         assert set(predictor.model.metrics) == {"accuracy", "precision", "recall", "f_score"}
 

@@ -26,6 +26,8 @@ RUNS = (
     "fml",
     "fetch_sgd",
     "fed_dropout",
+    "centralised",
+    "fed_kd,smaller",
     "fed_kd,no_mutual_16",
     "fetch_sgd_16",
     "resnet,fed_kd",
@@ -61,10 +63,11 @@ def build(run, folder):
 @pytest.mark.parametrize("run", RUNS)
 def test_runs_are_built(run, folder):
     experiment = build(run, folder)
-    algorithm, clients = experiment.algorithm, 16 if run.endswith("_16") else 4
+    clients = 16 if run.endswith("_16") else 1 if run == "centralised" else 4
+    algorithm = experiment.algorithm
     assert algorithm.num_clients == clients == len(experiment.data.sizes)
     assert np.ptp(np.asarray(experiment.data.sizes)) <= 1  # equal random parts
-    of_pair = run.removeprefix("resnet,").startswith(("fed_kd", "fml"))
+    of_pair = run.removeprefix("resnet,").startswith(("fed_kd", "fml", "centralised"))
     assert list(algorithm.personal_models["main"]) == (["main_teachers"] if of_pair else [])
     if of_pair:
         row = algorithm.client_states["main"].first
@@ -98,6 +101,8 @@ def test_students_are_a_third_of_their_teachers_at_most():
     for pair, expected in counts.items():
         found = tuple(size_of(name) for name in (pair.teacher, pair.student))
         assert found == expected and 3 * found[1] <= found[0]
+    network, shape = cifar_fed_kd.smaller_student(10), (24, 24, 3)
+    assert parameters(network, shape) == 24_938
 
 
 def test_baselines_send_what_they_do_in_the_fedkd_paper():

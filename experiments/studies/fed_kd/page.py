@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.configs.cifar_fed_kd import THRESHOLDS
+from experiments.configs.cifar_fed_kd import (
+    CENTRALISED,
+    FETCH_SGD_ROUNDS,
+    THRESHOLDS,
+    THROUGH_NORMALISER,
+)
 from experiments.studies import figures
 from experiments.studies.archive import Record
 from experiments.studies.figures import Cost, Spectrum
@@ -36,11 +41,15 @@ class Method(NamedTuple):
 LOCAL = Method("Local", "fed_kd,no_mutual", TEACHERS)
 FED_AVG = Method("FedAvg, teacher's network", "fed_avg,teacher", STUDENT, "fed_avg")
 FED_KD = Method("FedKD", "fed_kd", TEACHERS)
+CENTRAL = Method("Centralised", CENTRALISED, TEACHERS)
 METHODS = (
     LOCAL,
+    CENTRAL,
     FED_AVG,
     Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg"),
+    Method("FedAvg, smaller student's", "fed_avg,smaller", STUDENT, "fed_avg"),
     FED_KD,
+    Method("FedKD, smaller student", "fed_kd,smaller", TEACHERS),
     Method("FML", "fml", TEACHERS, "fml"),
     Method("FetchSGD", "fetch_sgd", STUDENT, "fetch_sgd"),
     Method("Federated Dropout", "fed_dropout", STUDENT, "fed_dropout"),
@@ -51,7 +60,10 @@ PARTS = {
     "fed_kd,no_hidden": "without hidden states (and attention, where there is any)",
     "fed_kd,not_adaptive": "without adaptive weights",
     "fed_kd,no_mutual": "the two task losses alone",
+    f"fed_kd,{THROUGH_NORMALISER}": "with a gradient through the divisor",
 }
+# Not a part that is left out; the paper's formula has it, and the paper says nothing about it.
+NO_CLAIM = (FED_KD.run, LOCAL.run, f"fed_kd,{THROUGH_NORMALISER}")
 # As in the paper's figures.
 SWEEPS = {
     "start, up to 1": (
@@ -65,8 +77,8 @@ SWEEPS = {
 }
 DEFAULT_THRESHOLDS = (0.95, 0.98)
 WHOLE = Method("whole students", "fed_kd,whole", TEACHERS)
-# Settings in which methods on the same clients may differ. FetchSGD has more rounds, of one gradient
-# each.
+# Settings in which methods on the same clients may differ. `_are_comparable` looks at rounds, clients
+# and the losses' divisor.
 VARYING = (
     "algorithm.*",
     "rounds",
@@ -78,6 +90,9 @@ VARYING = (
     "tuning.*",
     "pools.main.model",
     "pools.main.server_learning_rate",
+    "pools.main.cohort_size",
+    "data.num_clients",
+    "data.partition.num_clients",
 )
 
 
@@ -136,7 +151,7 @@ def _verdicts(records: Sequence[Record]) -> list[Verdict]:
     claims += [
         (f"FedKD's teachers are worse {text}", Method(text, run, TEACHERS), "below 0")
         for run, text in PARTS.items()
-        if run not in (FED_KD.run, LOCAL.run)
+        if run not in NO_CLAIM
     ]
     verdicts = []
     for panel in PANELS:
@@ -156,6 +171,8 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
             continue
         shown = _sample(records, panel, method)
         sent = 0.0 if shown and method == LOCAL else _megabytes(shown)
+        if method == CENTRAL:
+            sent = None  # its data are sent
         difference = "" if method == FED_AVG else _difference(records, panel, method, FED_AVG)
         quality = _quality(records, panel, method)
         rows.append([method.name, *quality, *_cost(sent, whole), difference])
@@ -173,7 +190,7 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
         if run != FED_KD.run:
             differences = [
                 *(_difference(records, panel, *pair) for pair in zip(both, base, strict=True)),
-                "below 0",
+                "–" if run in NO_CLAIM[2:] else "below 0",
             ]
         sent = _megabytes(_sample(records, panel, both[0]))
         cost = "–" if sent is None else f"{sent:,.2f}"
@@ -210,7 +227,10 @@ def _thresholds(records: Sequence[Record], panel: Panel, notes: Notes) -> list[s
 
 
 def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) -> list[str]:
-    """Ranks by round, and spectra of the first and last round, of the newest run that recorded them."""
+    """Ranks by round, and spectra of the first and last round, of the newest run that recorded them.
+
+    First those of clients' updates, then those of gradients, if the run recorded them too.
+    """
     looked = [
         record
         for record in records
@@ -221,9 +241,19 @@ def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) 
     if not looked:
         return []
     record = max(looked, key=lambda record: record.date or "")
+    parts = _ranks_of(record, record.spectra[STUDENT], panel, "updates", plots)
+    if STUDENT in record.gradient_spectra:
+        parts += _ranks_of(record, record.gradient_spectra[STUDENT], panel, "gradients", plots)
+    return [*parts, notes["Ranks"]]
+
+
+def _ranks_of(
+    record: Record, spectra: Mapping[str, dict], panel: Panel, of: str, plots: Plots
+) -> list[str]:
+    """Table and plot of clients' `of`, "updates" or "gradients"."""
     layers = {
         layer: Spectrum(*(tuple(parts[part]) for part in ("round", "rank", "first", "last")))
-        for layer, parts in record.spectra[STUDENT].items()
+        for layer, parts in spectra.items()
     }
     shown = next(iter(layers.values())).rounds
     link = record.config["training"]["compression"]
@@ -245,13 +275,12 @@ def _ranks(records: Sequence[Record], panel: Panel, notes: Notes, plots: Plots) 
     ends = [f"round {number}" for number in (shown[0], shown[-1])]
     headings = [f"{end}, T = {shares[place]:.3f}" for end, place in zip(ends, (0, -1), strict=True)]
     headings += [f"{end}, T = {shares[0]:.3f}, mean spectrum" for end in ends]
-    name = f"{panel.experiment}_ranks.png"
+    name = f"{panel.experiment}_{'' if of == 'updates' else 'gradient_'}ranks.png"
     plots[name] = lambda: figures.ranks_plot(layers)
     return [
-        f"**Singular values that the energy threshold keeps, {panel.title}**",
+        f"**Singular values of {of} that the energy threshold keeps, {panel.title}**",
         table(["Layer", "all", *headings], rows),
-        image(name, "Ranks by round and singular values of clients' updates"),
-        notes["Ranks"],
+        image(name, f"Ranks by round and singular values of clients' {of}"),
     ]
 
 
@@ -265,9 +294,8 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
         costs = {}
         for method in METHODS:
             shown = _sample(records, panel, method)
-            if method != LOCAL and shown and (sent := _megabytes(shown)):
-                # FedAvg has two points, one for each network.
-                is_second = "student" in method.run
+            if method not in (LOCAL, CENTRAL) and shown and (sent := _megabytes(shown)):
+                is_second = method.run in ("fed_avg,student", "fed_avg,smaller", "fed_kd,smaller")
                 cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
                 costs[method.name] = cost
         if costs:
@@ -301,7 +329,7 @@ def _quality(records: Sequence[Record], panel: Panel, method: Method) -> list[st
     """The model's quality, and the student's if the model is a personal one."""
     shown = _sample(records, panel, method)
     beside = None
-    if shown and method.model == TEACHERS and method != LOCAL:
+    if shown and method.model == TEACHERS and method not in (LOCAL, CENTRAL):
         beside = _sample(records, panel, method._replace(model=STUDENT))
     return [accuracy(shown), accuracy(beside) if beside else ""]
 
@@ -326,8 +354,26 @@ def _differences(
     ours, other = _sample(records, panel, plus), _sample(records, panel, minus)
     if ours is None or other is None:
         return ""
-    pairs = common_seeds(ours, other) if equal_but(ours, other, VARYING) else []
+    are_equal = equal_but(ours, other, VARYING) and _are_comparable((plus, ours), (minus, other))
+    pairs = common_seeds(ours, other) if are_equal else []
     return [a - b for a, b in pairs] or OTHER_SETTINGS
+
+
+def _are_comparable(*sides: tuple[Method, Sample]) -> bool:
+    """Whether passes, clients and the gradient through the losses' divisor are the same."""
+    passes, divisors, clients = set(), set(), set()
+    for method, shown in sides:
+        if method != CENTRAL:
+            data = shown.records[0].config["data"]
+            clients.add(data.get("num_clients") or data["partition"]["num_clients"])
+        # Rounds of FetchSGD have one gradient of a part of the examples.
+        is_sketch = method.run == "fetch_sgd"
+        passes.add(shown.rounds / (FETCH_SGD_ROUNDS if is_sketch else 1))
+        own = shown.records[0].config["training"].get("fed_kd")
+        if own and own["adaptive"] != "none" and (own["output_weight"] or own["hidden_weight"]):
+            divisors.add(own.get("detach_normaliser", False))
+    is_the_question = any(THROUGH_NORMALISER in method.run for method, _ in sides)
+    return len(passes) == len(clients) == 1 and (len(divisors) < 2 or is_the_question)
 
 
 def _sample(records: Sequence[Record], panel: Panel, method: Method) -> Sample | None:

@@ -96,6 +96,38 @@ def test_runs_on_other_clients_are_not_compared(tmp_path):
     assert row(render(tmp_path)[0], "FedKD")[0][5] == "no runs with equal settings"
 
 
+def test_runs_with_another_gradient_or_with_other_passes_are_not_compared(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 70.0, sent=(1, 1))
+    older = json.loads(json.dumps(cifar_fed_kd.get_config("fed_kd").to_dict()))
+    older["training"]["fed_kd"]["detach_normaliser"] = False
+    write(tmp_path, "fed_kd", 62.0, 69.0, sent=(1, 1), config=older)
+    for part in ("no_output", "no_mutual", "not_adaptive", "through_normaliser"):
+        write(tmp_path, f"fed_kd,{part}", 60.0, 66.0, sent=(1, 1))
+    write(tmp_path, "fed_avg,teacher_16", 70.0)
+    shorter = json.loads(json.dumps(cifar_fed_kd.get_config("fed_kd_16").to_dict()))
+    shorter["rounds"] = shorter["full_rounds"] = 10
+    more = dict(config=shorter, rounds=10, last_round=10, full_rounds=10)
+    write(tmp_path, "fed_kd_16", 60.0, 66.0, **more)
+    text, _ = render(tmp_path)
+    other = "no runs with equal settings"
+    assert row(text, "without predictions")[0][4] == other
+    for part in (
+        "the two task losses alone",
+        "without adaptive weights",
+        "with a gradient through the divisor",
+    ):
+        assert row(text, part)[0][4] == "-3.00 ± 0.00", part
+    of_four, of_sixteen = row(text, "FedKD")
+    assert of_four[5] == "-1.00 ± 0.00" and of_sixteen[5] == other
+
+
+def test_a_centralised_run_has_one_client(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 70.0, sent=(1, 1))
+    write(tmp_path, "centralised", 62.0, 75.0, sent=(1, 1))
+    shown = row(render(tmp_path)[0], "Centralised")[0]
+    assert shown[1:] == ["75.20 ± 0.28", "", "–", "–", "+5.00 ± 0.00"]
+
+
 def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
     for run, student, teachers, sent in (
         ("fed_kd", 60.0, 65.0, 30),
@@ -149,6 +181,19 @@ def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
     ]
 
 
+def test_gradients_stand_beside_updates(tmp_path):
+    layer = {"round": [1, 2], "rank": [3.0, 4.5], "first": [2.0, 1.0, 0.0], "last": [4.0, 3.0, 1.0]}
+    of_gradient = layer | {"rank": [1.0, 2.0], "first": [2.0, 0.0, 0.0]}
+    both = {"spectra": {"main": {"w": layer}}, "gradient_spectra": {"main": {"w": of_gradient}}}
+    write(tmp_path, "fed_kd", 60.0, 65.0, **both)
+    text, plots = render(tmp_path)
+    updates, gradients = row(text, "`w`")
+    assert updates[1:] == ["3", "3.0", "4.5", "2", "2"]
+    assert gradients[1:] == ["3", "1.0", "2.0", "1", "2"]
+    (line,) = plots[f"{CIFAR}_gradient_ranks.png"]().axes[0].get_lines()
+    assert line.get_ydata().tolist() == [1.0, 2.0]
+
+
 def test_looking_at_spectra_changes_no_settings(tmp_path):
     write(tmp_path, "fed_kd,whole", 60.0, 65.0, sent=(1, 1))
     write(tmp_path, "fed_kd,no_output", 60.0, 65.0, sent=(1, 1))
@@ -194,16 +239,21 @@ def test_a_record_holds_the_spectra(tmp_path, cut):
             about = {"round": round, "model": "small", "split": "clients", "seed": seed}
             about["client_rank/w"] = round / 10 + seed
             about["client_spectrum/w"] = [3.0 * round, 1.0 + seed]
+            about["client_gradient_rank/w"] = 1
+            about["client_gradient_spectrum/w"] = [2.0 * round]
             lines += json.dumps(about) + "\n"
     path.write_text(lines[: -len(lines) // 40] if cut else lines)
     if cut:  # a killed run's
         (folder / "summary.json").unlink()
-    found = record.make_record(folder, partial=cut)["spectra"]
+    made = record.make_record(folder, partial=cut)
+    found = made["spectra"]
     expected = {"round": [10], "rank": [1.5], "first": [30.0, 1.5], "last": [30.0, 1.5]}
     if not cut:
         expected = {"round": [10, 20], "rank": [1.5, 2.5]}
         expected |= {"first": [30.0, 1.5], "last": [60.0, 1.5]}
     assert found == {"small": {"w": expected}}
+    of_gradients = made["gradient_spectra"]["small"]["w"]
+    assert of_gradients["rank"] == [1.0] * (1 if cut else 2) and of_gradients["first"] == [20.0]
     plain = write_run(tmp_path / "plain")
     assert record.make_record(plain)["spectra"] == {}
 
@@ -217,6 +267,14 @@ def test_a_record_holds_the_spectra(tmp_path, cut):
         (
             {"spectra": {"main": {"w": {"round": [1], "rank": [], "first": [1], "last": [1]}}}},
             "spectra.main has 'w' of",
+        ),
+        (
+            {
+                "gradient_spectra": {
+                    "main": {"w": {"round": [], "rank": [1], "first": [], "last": []}}
+                }
+            },
+            "gradient_spectra.main has 'w' of",
         ),
         ({"data": {"data/ade": {"source": "ADE"}}}, "bytes, spectra or data is not"),
         ({"data": {"data/ade": {"source": 1, "num_examples": {}}}}, "data.data/ade is"),

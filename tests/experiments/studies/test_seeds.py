@@ -65,6 +65,7 @@ def test_parts_of_a_run_are_the_run(seeds, data):
         {"phases": {}},
         {"heads": {"shared": []}},
         {"spectra": {"small": {}}},
+        {"gradient_spectra": {"small": {}}},
         {"seeds": [1]},
     ],
     ids=lambda changes: next(iter(changes)),
