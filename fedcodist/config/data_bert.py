@@ -164,7 +164,7 @@ def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
 
 
 def _classifier(classes: int, encoder: Encoder) -> Model:
-    """A classifier; with two classes it measures precision, recall and F of class 1 too."""
+    """A classifier; with two classes it also measures how well it finds class 1."""
     model = sentence_classifier(encoder, classes)
     if classes != 2:
         return model
@@ -174,7 +174,9 @@ def _classifier(classes: int, encoder: Encoder) -> Model:
         "f_score": metrics.f_score(),
     }
     ratios = {name: of_logits(statistic) for name, statistic in ratios.items()}
-    return model._replace(metrics={**model.metrics, **ratios})
+    area = metrics.average_precision()
+    area = area._replace(sums=of_logits(area.sums))
+    return model._replace(metrics={**model.metrics, **ratios, "average_precision": area})
 
 
 def _together(name: str, data: FederatedData) -> FederatedData:

@@ -28,6 +28,7 @@ METRICS: dict[str, Measure] = {
     "recall": metrics_lib.recall(),
     "f_score": metrics_lib.f_score(),
     "macro_f_score": metrics_lib.macro_f_score(),
+    "average_precision": metrics_lib.average_precision(),
 }
 _SUFFIXES = ("_per_client", "_per_label", "_mean", "_p10", "_min")  # of derived metrics
 

@@ -1,4 +1,4 @@
-"""Metrics as sums over examples (accuracy, precision, recall, F scores, top-k), also in groups."""
+"""Metrics as sums over examples (accuracy, precision, recall, F, average precision), also in groups."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -148,6 +148,40 @@ def macro_f_score(label: str = "label") -> SummedMetric:
     return SummedMetric(sums, compute)
 
 
+def average_precision(positive: int = 1, label: str = "label", bins: int = 4096) -> SummedMetric:
+    """The area under the curve of precision by recall, as scikit-learn's `average_precision_score`.
+
+    It needs no threshold, so it can compare models whose F scores depend on how confident they are.
+    Examples are ranked by the logarithm of the odds of the class, in bins: of width 0.004 at even odds,
+    and 0.06 at 16. Examples of one bin count as equally ranked. NaN without positive examples.
+
+    Args:
+      positive: the class that counts as positive.
+      label: the column of labels.
+      bins: number of bins; sums hold two numbers for each.
+    """
+
+    def sums(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        _check_class(outputs, positive)
+        others = jnp.delete(outputs, positive, axis=-1)
+        odds = outputs[..., positive] - jax.nn.logsumexp(others, axis=-1)
+        # A quarter keeps bins narrow where models are confident.
+        place = jnp.clip(jnp.floor(jax.nn.sigmoid(odds / 4) * bins), 0, bins - 1)
+        ranked = place[..., None] == jnp.arange(bins)
+        is_positive = _labels(outputs, batch, label) == positive
+        return {"all": ranked, "positive": ranked & is_positive[..., None]}
+
+    def compute(total: dict[str, jax.Array]) -> jax.Array:
+        # Above a bin's lower bound: the bins from the best one down to it.
+        ranked, hits = (jnp.cumsum(total[name][::-1]) for name in ("all", "positive"))
+        precisions = hits / jnp.maximum(ranked, 1)
+        positives = hits[-1]
+        area = jnp.sum(precisions * total["positive"][::-1]) / jnp.maximum(positives, 1)
+        return jnp.where(positives > 0, area, jnp.nan)
+
+    return SummedMetric(sums, compute)
+
+
 def mean(statistic: Statistic) -> Metric:
     """The weighted mean of a statistic over all examples."""
 
@@ -231,15 +265,19 @@ def _summed_dtype(values: jax.Array | jax.ShapeDtypeStruct) -> Any:
 
 def _of_class(outputs: jax.Array, batch: Batch, label: str, positive: int) -> tuple[jax.Array, ...]:
     """Whether each example is a true positive, is predicted positive, and is positive; floats."""
-    if not 0 <= positive < outputs.shape[-1]:
-        raise ValueError(
-            f"positive must be one of the classes 0 to {outputs.shape[-1] - 1}, got {positive!r}."
-        )
+    _check_class(outputs, positive)
     predicted, labels = predicted_label(outputs), _labels(outputs, batch, label)
     hit = (predicted == labels) & (predicted == positive)
     return tuple(
         is_true.astype(jnp.float32) for is_true in (hit, predicted == positive, labels == positive)
     )
+
+
+def _check_class(outputs: jax.Array, positive: int) -> None:
+    if not 0 <= positive < outputs.shape[-1]:
+        raise ValueError(
+            f"positive must be one of the classes 0 to {outputs.shape[-1] - 1}, got {positive!r}."
+        )
 
 
 def _labels(outputs: jax.Array, batch: Batch, label: str) -> jax.Array:

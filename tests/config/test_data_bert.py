@@ -94,7 +94,8 @@ def test_every_run_is_built(sentences, pretrained, run):
     own = list(experiment.algorithm.personal_models["main"])
     assert own == (["main_teachers"] if run.startswith(("fed_kd", "fml", "centralised")) else [])
     for predictor in experiment.algorithm.predictors.values():
-        assert set(predictor.model.metrics) == {"accuracy", "precision", "recall", "f_score"}
+        expected = {"accuracy", "precision", "recall", "f_score", "average_precision"}
+        assert set(predictor.model.metrics) == expected
 
 
 @pytest.mark.slow

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
-from sklearn.metrics import f1_score, top_k_accuracy_score
+from sklearn.metrics import average_precision_score, f1_score, top_k_accuracy_score
 
 from fedcodist.core.example_losses import checked_statistic
 from fedcodist.core.method import single_model
-from fedcodist.core.metrics import grouped_sums, macro_f_score, mean, summed, top_k
+from fedcodist.core.metrics import (
+    average_precision,
+    grouped_sums,
+    macro_f_score,
+    mean,
+    summed,
+    top_k,
+)
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
@@ -51,6 +58,51 @@ def test_macro_f_score_is_scikit_learns_and_padding_does_not_count(seed, size, c
         return
     expected = f1_score(labels[mask], logits[mask].argmax(-1), average="macro")
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 1000), st.sampled_from([4, 12]), st.integers(0, 1))
+def test_average_precision_is_scikit_learns_and_padding_does_not_count(seed, size, positive):
+    """With ties; whole odds are in bins of their own."""
+    _, labels, mask = examples(seed, 12, classes=2)
+    logits = np.random.default_rng(seed).integers(-4, 5, (12, 2)).astype(np.float32)
+    odds = logits[:, positive] - logits[:, 1 - positive]
+    logits[~mask] = np.nan
+    found = over_batches(average_precision(positive), logits, labels, mask, size)
+    is_positive = labels[mask] == positive
+    if is_positive.any():
+        expected = average_precision_score(is_positive, odds[mask])
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    else:
+        assert np.isnan(found)
+
+
+def test_average_precision_of_one_of_several_classes():
+    logits, labels, mask = examples(0, 200)
+    logits[np.arange(200), labels] += 1  # better than chance
+    for positive in range(CLASSES):
+        others = np.delete(logits, positive, axis=1).astype(np.float64)
+        odds = logits[:, positive] - np.log(np.exp(others).sum(1))
+        found = over_batches(average_precision(positive), logits, labels, mask, 50)
+        expected = average_precision_score(labels[mask] == positive, odds[mask])
+        np.testing.assert_allclose(found, expected, atol=0.01)
+
+
+def test_average_precision_of_ties_and_of_confident_models():
+    labels = np.array([0, 1, 0, 1], np.int32)
+    for odds, expected in (
+        ([3.0, 3.0, 3.0, 3.0], 0.5),  # the share of positives
+        ([-1e3, 1e3, -1e2, 0.01], 1.0),
+        ([1e3, 2.0, -1e3, 1.0], (1 / 2 + 2 / 3) / 2),
+        ([20.0, 22.0, -20.0, -18.0], (1 + 2 / 3) / 2),
+    ):
+        logits = np.stack([np.zeros(4), odds], 1).astype(np.float32)
+        found = over_batches(average_precision(), logits, labels, np.ones(4, bool), 2)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        none = over_batches(average_precision(), logits, 0 * labels, np.ones(4, bool), 2)
+        assert np.isnan(none)
+    with pytest.raises(ValueError, match=r"^positive must be one of the classes 0 to 1, got 2\.$"):
+        average_precision(2).sums(jnp.zeros((1, 2)), {"label": jnp.zeros(1, jnp.int32)})
 
 
 def test_counts_of_many_examples_are_exact():
