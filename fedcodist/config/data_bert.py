@@ -88,9 +88,11 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
     There are `data.num_clients` clients of equal size. Sentences are dealt one by one; a reader of news
-    is dealt with all of their clicks. `data.encoder` names a file of `pretrain_encoder`, or of BERT's
-    weights: networks start from its embeddings and from as many of its first layers as they have. With
-    `data.frozen_tables` the embedding tables keep the file's values and are not parameters.
+    is dealt with all of their clicks. With `data.positive_copies` a client has each of its sentences of
+    label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
+    `pretrain_encoder`, or of BERT's weights: networks start from its embeddings and from as many of its
+    first layers as they have. With `data.frozen_tables` the embedding tables keep the file's values and
+    are not parameters.
 
     Raises:
       ValueError: names the setting and what is allowed.
@@ -103,21 +105,35 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     pieces = prepared["vocabulary"].num_examples
     splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
     train, count, seed = prepared["train"], settings.num_clients, settings.seed
+    copies = settings.get("positive_copies", 1)
     with named("data."):
         if is_news:
             splits["train"] = merge_clients(train, count, seed)
         else:
             parts = iid(train.num_examples, count, seed)
-            splits["train"] = FederatedData.from_arrays(train.columns, partition=parts)
+            splits["train"] = _dealt(train, parts, copies)
+    if is_news and copies > 1:
+        raise ValueError(f"data.positive_copies must be 1 for news, got {copies}.")
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
         return EncodedData(splits, *preprocess, _networks(news_recommender, pieces, settings))
     with named(f"data.folder {settings.folder}: "):
         classes = number_of_classes(splits, settings.folder)
+    if classes != 2 and copies > 1:
+        raise ValueError(f"data.positive_copies must be 1 for {classes} classes, got {copies}.")
     create = functools.partial(_classifier, classes)
     unchanged = lambda batch, key, positions: batch
     return EncodedData(splits, unchanged, unchanged, _networks(create, pieces, settings))
+
+
+def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> FederatedData:
+    """The parts as clients, with each positive sentence several times."""
+    is_positive = np.asarray(train.columns["label"]) == 1
+    parts = [np.repeat(part, np.where(is_positive[part], copies, 1)) for part in parts]
+    rows, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
+    columns = {name: np.asarray(column)[rows] for name, column in train.columns.items()}
+    return FederatedData.from_arrays(columns, offsets=[0, *ends])
 
 
 def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigDict) -> Networks:

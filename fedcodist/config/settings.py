@@ -175,6 +175,7 @@ ALLOWED: dict[str, Check] = {
     "data.unlabelled_folder": _or_none(check_text),
     "data.encoder": _or_none(check_text),
     "data.frozen_tables": check_boolean,
+    "data.positive_copies": _whole(high=_MANY),
     "data.preprocess": _or_none(_reference),
     "data.evaluation_preprocess": _or_none(_reference),
     "data.seed": _SEED,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.configs import ade_fed_kd, mind_fed_kd
+from fedcodist.config import data_bert
 from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODERS
 from fedcodist.config.experiment import build_experiment
@@ -56,7 +57,9 @@ def news(tmp_path_factory):
 
 def config_of(folder, run="fed_kd", name="prepared_sentences"):
     config = ade_fed_kd.get_config(run)
-    config.data.update(name=name, folder=folder, num_clients=3, frozen_tables=False)
+    config.data.update(
+        name=name, folder=folder, num_clients=3, frozen_tables=False, positive_copies=1
+    )
     config.pools.main.update(model="bert_tiny_1", cohort_size=3)
     if "fed_kd" in config.training:
         config.training.fed_kd.teacher = "bert_tiny_2"
@@ -72,6 +75,35 @@ def test_sentences_are_dealt_equally(sentences):
     assert len(np.unique(rows, axis=0)) == len(rows)
     again = load_data(config_of(sentences).data).splits["train"].columns["tokens"]
     np.testing.assert_array_equal(rows, again)
+
+
+def test_positive_sentences_are_shown_several_times_to_the_client_that_has_them(sentences):
+    config = config_of(sentences)
+    once, thrice = [], []
+    for copies, dealt in ((1, once), (3, thrice)):
+        config.data.positive_copies = copies
+        train = load_data(config.data).splits["train"]
+        for client in range(3):
+            rows = slice(*train.offsets[client : client + 2])
+            columns = (train.columns["tokens"][rows], train.columns["label"][rows])
+            dealt.append(
+                sorted((*map(int, t), int(label)) for t, label in zip(*columns, strict=True))
+            )
+    for own, repeated in zip(once, thrice, strict=True):
+        assert sorted(row for row in own for _ in range(3 if row[-1] else 1)) == repeated
+    assert any(row[-1] for row in once[0])
+
+
+def test_only_sentences_of_two_classes_are_shown_several_times(sentences, news, monkeypatch):
+    config = config_of(news, name="prepared_news")
+    config.data.positive_copies = 2
+    with pytest.raises(ValueError, match=r"^data\.positive_copies must be 1 for news, got 2\.$"):
+        load_data(config.data)
+    monkeypatch.setattr(data_bert, "number_of_classes", lambda *_: 3)
+    config.data.update(name="prepared_sentences", folder=sentences)
+    message = r"^data\.positive_copies must be 1 for 3 classes, got 2\.$"
+    with pytest.raises(ValueError, match=message):
+        load_data(config.data)
 
 
 @pytest.mark.slow

@@ -103,6 +103,7 @@ class Panel(NamedTuple):
     experiment: str
     around: str = "{}"
     metric: str = "accuracy"
+    others: tuple[str, ...] = ()  # further metrics, in a table of their own
 
     def run(self, run: str) -> str:
         return self.around.format(run)
@@ -112,9 +113,19 @@ PANELS = (
     Panel("CIFAR-10, CNNs, 4 clients", CIFAR),
     Panel("CIFAR-10, CNNs, 16 clients", CIFAR, "{}_16"),
     Panel("CIFAR-10, ResNets, 4 clients", CIFAR, "resnet,{}"),
-    Panel("ADE corpus, encoders, 4 clients", ADE, metric="f_score"),
+    Panel(
+        "ADE corpus, encoders, 4 clients",
+        ADE,
+        metric="f_score",
+        others=("average_precision", "loss"),
+    ),
 )
-METRICS = {"accuracy": "accuracy", "f_score": "F of sentences with an effect"}
+METRICS = {
+    "accuracy": "accuracy",
+    "f_score": "F of sentences with an effect",
+    "average_precision": "average precision",
+    "loss": "100 times the loss",
+}
 
 # The paper's GB per client, and rounds (epochs): tables 2 and 3, by layers.
 PAPER_COSTS = {
@@ -134,7 +145,11 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
     for panel in PANELS:
         if not any(_sample(full, panel, method) for method in METHODS):
             continue
-        parts += [f"## {panel.title}", _methods(full, panel)]
+        parts += [
+            f"## {panel.title}",
+            _methods(full, panel),
+            *_without_threshold(full, panel, notes),
+        ]
         if panel.around == "{}":
             parts += [*_parts(full, panel), *_thresholds(full, panel, notes)]
             parts += _ranks(full, panel, notes, plots)
@@ -178,6 +193,29 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
         rows.append([method.name, *quality, *_cost(sent, whole), difference])
     headings = ["Method", METRICS[panel.metric], "the student's", "MB", "of FedAvg's"]
     return table([*headings, "to FedAvg, teacher's network"], rows)
+
+
+def _without_threshold(records: Sequence[Record], panel: Panel, notes: Notes) -> list[str]:
+    """What the panel's further metrics say of the methods and of each part of the losses."""
+    parts = [Method(text, run, TEACHERS) for run, text in PARTS.items() if run != LOCAL.run]
+    rows = []
+    for metric in panel.others:
+        measured = panel._replace(metric=metric)
+        for method in (*METHODS, *(part for part in parts if part.run != FED_KD.run)):
+            if _sample(records, measured, method) is None:
+                continue
+            name = method.name if method in METHODS else f"FedKD {method.name}"
+            to_local = "" if method == LOCAL else _difference(records, measured, method, LOCAL)
+            quality = _quality(records, measured, method)
+            rows.append([METRICS[metric], name, *quality, to_local])
+    if not rows:
+        return []
+    headings = ["Metric", "Method", "value", "the student's", "to Local"]
+    return [
+        f"**Metrics without a threshold, {panel.title}**",
+        table(headings, rows, texts=2),
+        notes["Without a threshold"],
+    ]
 
 
 def _parts(records: Sequence[Record], panel: Panel) -> list[str]:

@@ -164,6 +164,21 @@ def test_sentences_are_judged_by_f_where_it_is_defined(tmp_path):
     assert row(of_ade, "nothing compressed")[0][5:7] == ["12.00", "100.0 %"]
 
 
+def test_sentences_have_metrics_without_a_threshold(tmp_path):
+    for run, loss in (("fed_kd,no_mutual", 0.40), ("fed_kd,no_output", 0.38), ("fed_kd", 0.37)):
+        write(tmp_path, run, 90.0, 90.0, experiment=ADE, f_score=50.0)
+        path = tmp_path / ADE / f"{run}.json"
+        content = json.loads(path.read_text())
+        for model in content["final"]:
+            content["final"][model]["test"]["loss"] = [loss, loss + 0.02]
+        path.write_text(json.dumps(content))
+    text, _ = render(tmp_path)
+    rows = row(text, "100 times the loss")
+    assert [cells[1] for cells in rows] == ["Local", "FedKD", "FedKD without predictions"]
+    assert rows[1][2:] == ["38.00 ± 1.41", "38.00 ± 1.41", "-3.00 ± 0.00"]
+    assert "| average precision |" not in text  # older runs have none
+
+
 def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
     layer = {"round": [1, 2], "rank": [3.0, 4.5], "first": [2.0, 1.0, 0.0], "last": [4.0, 3.0, 1.0]}
     write(tmp_path, "fed_kd", 60.0, 65.0, spectra={"main": {"conv1/kernel": layer}})
