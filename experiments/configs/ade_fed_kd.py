@@ -15,13 +15,16 @@ docs/results/fed_kd.md: mutual learning does not help there, and SVD halves the 
 seeds are older, and no sentence is repeated in them.
 
 The teacher is an encoder of four layers of width 128, the student one of two layers. Both start from the
-file's first layers. As in the paper, embedding tables keep the file's values and are neither trained nor
-sent. This leaves 819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` the tables are
-parameters too, and no file is needed. The sizes of FetchSGD and Federated Dropout are for frozen tables:
-about 25 % (and the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two
-heads in each layer and 323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the
-examples in each of its rounds, without dropout. Its learning rate is tuned
-(results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
+file's first layers. `fed_kd,smaller` has a student of one layer. `fed_kd,text_cnn` has the network of
+the paper's table 5, of which only the embeddings come from the file; there are also `text_lstm`, both
+with attentive pooling (`text_cnn_attention`, `text_lstm_attention`), and `text_self_attention`.
+`fed_avg,text_cnn` averages this network, and so on. As in the paper, embedding tables keep the file's
+values and are neither trained nor sent. This leaves 819,602 and 423,058 parameters. With
+`--config.data.frozen_tables=False` the tables are parameters too, and no file is needed. The sizes of
+FetchSGD and Federated Dropout are for frozen tables: about 25 % (and the model once) and 60 % of
+FedAvg's bytes. A client of Federated Dropout has one of two heads in each layer and 323 inner neurons of
+512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its rounds, without
+dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -36,8 +39,11 @@ from experiments.configs.cifar_fed_kd import (
     SMALLER_STUDENT,
     THROUGH_NORMALISER,
 )
+from fedcodist.config.data_bert import SMALL_ENCODERS
 
 TEACHER, STUDENT, SMALL_STUDENT = "bert_tiny_4", "bert_tiny_2", "bert_tiny_1"
+# The networks of the paper's table 5.
+ONE_LAYER = tuple(SMALL_ENCODERS)
 RATE = 5e-4
 
 
@@ -45,15 +51,17 @@ def get_runs() -> list[str]:
     """FedAvg of either network, FedKD and its parts, FML, FetchSGD, Federated Dropout."""
     parts = [f"fed_kd,{part}" for part in (*PARTS, THROUGH_NORMALISER, "whole")]
     baselines = ["fml", "fetch_sgd", "fed_dropout"]
-    return [*FED_AVG, "fed_kd", *parts, *baselines, CENTRALISED, *SMALLER]
+    one_layer = [f"{method},{name}" for method in ("fed_avg", "fed_kd") for name in ONE_LAYER]
+    return [*FED_AVG, "fed_kd", *parts, *baselines, CENTRALISED, *SMALLER, *one_layer]
 
 
 def get_config(run: str = "fed_kd") -> ConfigDict:
     """Returns one run's experiment."""
     if run not in get_runs():
         raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
-    config = cifar_fed_kd.get_config(run)
-    config.name = "ade_fed_kd"
+    method, _, student = run.partition(",")
+    config = cifar_fed_kd.get_config(f"{method},smaller" if student in ONE_LAYER else run)
+    config.name, config.run = "ade_fed_kd", run
     config.rounds = config.full_rounds = config.rounds * 3 // 10  # three epochs; the paper has two
     with config.unlocked():
         config.data = dict(
@@ -70,7 +78,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
     main.model = {
         CNN.teacher: TEACHER,
         CNN.student: STUDENT,
-        SMALLER_STUDENT: SMALL_STUDENT,
+        SMALLER_STUDENT: student if student in ONE_LAYER else SMALL_STUDENT,
     }[main.model]
     main.client_learning_rate = RATE
     if "fed_kd" in config.training:

@@ -18,21 +18,25 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
 from fedcodist.models.submodels import Units
 from fedcodist.text.bert import (
+    TABLES,
     Encoder,
     bert_base,
     bert_mini,
     encoder_units,
     first_layers,
     narrowed,
+    with_embeddings,
     with_encoder,
     with_frozen_tables,
 )
-from fedcodist.text.bert_weights import load_encoder, stored_encoder
+from fedcodist.text.bert_weights import load_embeddings, load_encoder, stored_encoder
 from fedcodist.text.candidates import all_candidates, sampled_candidates
 from fedcodist.text.news import news_recommender
-from fedcodist.text.sentence_classifier import sentence_classifier
+from fedcodist.text.sentence_classifier import Pooling, sentence_classifier
+from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder
 
 PyTree = Any
+OneLayer = ConvolutionEncoder | LSTMEncoder | SelfAttentionEncoder
 SENTENCES, NEWS = "prepared_sentences", "prepared_news"
 ENCODED = (SENTENCES, NEWS)
 NEGATIVES = 4
@@ -55,6 +59,24 @@ ENCODERS: dict[str, Callable[[int], Encoder]] = {
 }
 
 
+class SmallEncoder(NamedTuple):
+    """An encoder of one layer, (vocabulary, width, positions=, types=) -> module, and its pooling."""
+
+    create: Callable[..., OneLayer]
+    pooling: Pooling
+
+
+# Name -> an encoder of sentences that is not pre-trained. Only its embeddings can come from a file.
+SMALL_ENCODERS = {
+    "text_cnn": SmallEncoder(ConvolutionEncoder, "max"),
+    "text_cnn_attention": SmallEncoder(ConvolutionEncoder, "attention"),
+    "text_lstm": SmallEncoder(LSTMEncoder, "last"),
+    "text_lstm_attention": SmallEncoder(LSTMEncoder, "attention"),
+    "text_self_attention": SmallEncoder(SelfAttentionEncoder, "attention"),
+}
+WIDTH = 128  # of their embeddings, if no file gives them
+
+
 class Submodel(NamedTuple):
     """A network with a share of heads and inner neurons, and the units of the whole network's axes."""
 
@@ -63,7 +85,10 @@ class Submodel(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """Name in ENCODERS -> a function that makes the whole network, or one with a share of its units."""
+    """Name -> a function that makes the whole network, or one with a share of its units.
+
+    Names are those in ENCODERS. For sentences there are also whole networks of SMALL_ENCODERS.
+    """
 
     models: Mapping[str, Callable[[], Model]]
     submodels: Mapping[str, Callable[[float], Submodel]]
@@ -122,9 +147,14 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         classes = number_of_classes(splits, settings.folder)
     if classes != 2 and copies > 1:
         raise ValueError(f"data.positive_copies must be 1 for {classes} classes, got {copies}.")
-    create = functools.partial(_classifier, classes)
+    networks = _networks(functools.partial(_classifier, classes), pieces, settings)
+    small = {
+        name: functools.partial(_small_network, kind, classes, pieces, settings)
+        for name, kind in SMALL_ENCODERS.items()
+    }
+    networks = networks._replace(models={**networks.models, **small})
     unchanged = lambda batch, key, positions: batch
-    return EncodedData(splits, unchanged, unchanged, _networks(create, pieces, settings))
+    return EncodedData(splits, unchanged, unchanged, networks)
 
 
 def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> FederatedData:
@@ -179,9 +209,22 @@ def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
     return encoder, first_layers(params, encoder.layers)
 
 
-def _classifier(classes: int, encoder: Encoder) -> Model:
+def _small_network(kind: SmallEncoder, classes: int, pieces: int, settings: ConfigDict) -> Model:
+    """A classifier with one layer that is not pre-trained, on the file's embeddings if there is one."""
+    if (file := settings.get("encoder")) is None:
+        return _classifier(classes, kind.create(pieces, WIDTH), kind.pooling)
+    with named("data.encoder: "):
+        embeddings = load_embeddings(file)
+    (_, width), positions, types = (embeddings[name].shape for name in TABLES)
+    encoder = kind.create(pieces, width, positions=positions[0], types=types[0])
+    model = with_embeddings(_classifier(classes, encoder, kind.pooling), embeddings)
+    tables = {"embeddings": embeddings}
+    return with_frozen_tables(model, tables) if settings.get("frozen_tables", False) else model
+
+
+def _classifier(classes: int, encoder: Encoder | OneLayer, pooling: Pooling = "attention") -> Model:
     """A classifier; with two classes it also measures how well it finds class 1."""
-    model = sentence_classifier(encoder, classes)
+    model = sentence_classifier(encoder, classes, pooling=pooling)
     if classes != 2:
         return model
     ratios = {

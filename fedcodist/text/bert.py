@@ -1,6 +1,7 @@
 """BERT's encoder (Devlin et al., 2019), which returns hidden states and attention of every layer."""
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -158,22 +159,41 @@ class Layer(nn.Module):
         queries, keys, values = (
             dense(name, of_heads, x).reshape(split) for name in ("query", "key", "value")
         )
-        scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / self.head_width**0.5
-        # A finite number: the softmax over padding alone must be finite.
-        lowest = jnp.finfo(scores.dtype).min
-        shares = jax.nn.softmax(jnp.where(is_real[:, None, None, :], scores, lowest))
-        seen = jnp.einsum("bhqk,bkhd->bqhd", drop(shares), values)
-        seen = seen.reshape(*x.shape[:2], of_heads)
+        seen, shares = attend(queries, keys, values, is_real, drop)
         x = normalised("attention_norm", x + drop(dense("attention_output", width, seen)))
         inner = nn.gelu(dense("inner", self.inner_width, x), approximate=False)
         return normalised("norm", x + drop(dense("output", width, inner))), shares
 
 
-def dense(name: str, width: int, x: jax.Array) -> jax.Array:
-    """A dense layer drawn as BERT's; call it within a module."""
+def attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    is_real: jax.Array,
+    drop: Callable[[jax.Array], jax.Array] = lambda shares: shares,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention to real positions: (what is seen [batch, length, heads * width], the shares).
+
+    Args:
+      queries, keys, values: [batch, length, heads, width].
+      is_real: bool [batch, length].
+      drop: dropout of the shares [batch, heads, queries, keys], which are returned without it.
+    """
+    scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / queries.shape[-1] ** 0.5
+    # A finite number: the softmax over padding alone must be finite.
+    lowest = jnp.finfo(scores.dtype).min
+    shares = jax.nn.softmax(jnp.where(is_real[:, None, None, :], scores, lowest))
+    seen = jnp.einsum("bhqk,bkhd->bqhd", drop(shares), values)
+    return seen.reshape(*seen.shape[:2], -1), shares
+
+
+def dense(
+    name: str, width: int, x: jax.Array, kernel_init: nn.initializers.Initializer = _draw
+) -> jax.Array:
+    """A dense layer, by default drawn as BERT's; call it within a module."""
     # Examples and positions become one axis: with two, the kernel's gradient is up to twice as slow on
     # XLA:CPU.
-    rows = nn.Dense(width, kernel_init=_draw, name=name)(x.reshape(-1, x.shape[-1]))
+    rows = nn.Dense(width, kernel_init=kernel_init, name=name)(x.reshape(-1, x.shape[-1]))
     return rows.reshape(*x.shape[:-1], width)
 
 
@@ -205,13 +225,23 @@ def with_encoder(model: Model, encoder: PyTree) -> Model:
         params, mutable = model.init(key)
         return Variables({**params, "encoder": jax.tree.map(jnp.asarray, encoder)}, mutable)
 
-    expected, given = _shapes(_encoder_of(model)), _shapes(encoder)
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            raise ValueError(
-                f"encoder's parameter {name} must be {expected.get(name, 'absent')}, "
-                f"got {given.get(name, 'none')}."
-            )
+    _check_shapes(_encoder_of(model), encoder)
+    return model._replace(init=init)
+
+
+def with_embeddings(model: Model, embeddings: PyTree) -> Model:
+    """The model with given initial values of its encoder's embeddings alone.
+
+    Raises:
+      ValueError: the model has no encoder, or embeddings of other names or shapes.
+    """
+
+    def init(key: jax.Array) -> Variables:
+        params, mutable = model.init(key)
+        given = {"embeddings": jax.tree.map(jnp.asarray, embeddings)}
+        return Variables({**params, "encoder": {**params["encoder"], **given}}, mutable)
+
+    _check_shapes(_encoder_of(model)["embeddings"], embeddings)
     return model._replace(init=init)
 
 
@@ -298,6 +328,16 @@ def _encoder_of(model: Model) -> PyTree:
     if "encoder" not in params:
         raise ValueError(f"model must have parameters 'encoder', got {sorted(params)}.")
     return params["encoder"]
+
+
+def _check_shapes(expected: PyTree, given: PyTree) -> None:
+    expected, given = _shapes(expected), _shapes(given)
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
+            raise ValueError(
+                f"encoder's parameter {name} must be {expected.get(name, 'absent')}, "
+                f"got {given.get(name, 'none')}."
+            )
 
 
 def _shapes(params: PyTree) -> dict[str, list[int]]:

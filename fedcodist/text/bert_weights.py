@@ -69,13 +69,46 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
         finite floats.
     """
     file = os.fspath(path)
+    tensors = _tensors(file)
+    params = _read(file, tensors, _shapes(encoder))
+    if tensors:
+        raise ValueError(f"{file} has tensor {min(tensors)}, which the encoder has not.")
+    return params
+
+
+def load_embeddings(path: str | os.PathLike[str]) -> PyTree:
+    """Reads the tables and the normalisation of an encoder's embeddings, whatever its layers.
+
+    Returns:
+      Parameters of `Embeddings`, as nested dictionaries of float32 NumPy arrays.
+
+    Raises:
+      ValueError: as `load_encoder`.
+    """
+    file = os.fspath(path)
+    tensors = _tensors(file)
+    words, positions, types = _table_shapes(file, {n: list(t.shape) for n, t in tensors.items()})
+    encoder = Encoder(words[0], words[1], layers=1, heads=1, positions=positions[0], types=types[0])
+    return _read(file, tensors, {"embeddings": _shapes(encoder)["embeddings"]})["embeddings"]
+
+
+def _tensors(file: str) -> dict[str, np.ndarray]:
+    """The file's tensors of the encoder, by their plain names."""
     try:
         stored = load_tensors(file)
     except ValueError as error:
         raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
     tensors = {_plain(name): tensor for name, tensor in stored.items()}
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_OTHERS)}
-    shapes = jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(_OTHERS)}
+
+
+def _shapes(encoder: Encoder) -> PyTree:
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(encoder.init, jax.random.key(0), tokens)["params"]
+
+
+def _read(file: str, tensors: dict[str, np.ndarray], shapes: PyTree) -> PyTree:
+    """Takes the tensors of these parameters out of `tensors`."""
 
     def read(keys: tuple[jax.tree_util.DictKey, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         names = tuple(key.key for key in keys)
@@ -95,10 +128,16 @@ def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
             raise ValueError(f"{file}: tensor {name} must be finite.")
         return numbers
 
-    params = jax.tree_util.tree_map_with_path(read, shapes["params"])
-    if tensors:
-        raise ValueError(f"{file} has tensor {min(tensors)}, which the encoder has not.")
-    return params
+    return jax.tree_util.tree_map_with_path(read, shapes)
+
+
+def _table_shapes(file: str, shapes: Mapping[str, list[int]]) -> list[list[int]]:
+    """The shapes of the embedding tables, in the order of TABLES."""
+    tables = [f"embeddings.{_EMBEDDINGS[table]}.weight" for table in TABLES]
+    for name in tables:
+        if len(shapes.get(name, ())) != 2:
+            raise ValueError(f"{file} has no table {name}, which every encoder needs.")
+    return [shapes[name] for name in tables]
 
 
 def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
@@ -118,13 +157,9 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
             shapes = {_plain(name): opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
-    tables = [f"embeddings.{_EMBEDDINGS[table]}.weight" for table in TABLES]
-    for name in tables:
-        if len(shapes.get(name, ())) != 2:
-            raise ValueError(f"{file} has no table {name}, which every encoder needs.")
+    words, positions, types = _table_shapes(file, shapes)
     if noted != str(heads):
         raise ValueError(f"{file} is of an encoder of {noted} heads, got one of {heads}.")
-    words, positions, types = (shapes[name] for name in tables)
     of_layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
     return Encoder(words[0], words[1], len(of_layers), heads, positions[0], types[0])
 

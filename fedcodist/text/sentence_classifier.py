@@ -1,4 +1,6 @@
-"""Classifies sentences: BERT's encoder, attentive pooling and a dense layer."""
+"""Classifies sentences: an encoder, pooling over positions and a dense layer."""
+
+from typing import Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -10,10 +12,17 @@ from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.model import Model, cross_entropy, from_flax_linen
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import Encoder
+from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder
+
+Pooling = Literal["attention", "max", "last"]
 
 
 def sentence_classifier(
-    encoder: Encoder, classes: int = 2, queries: int = 200, dropout: float = 0.2
+    encoder: Encoder | ConvolutionEncoder | LSTMEncoder | SelfAttentionEncoder,
+    classes: int = 2,
+    queries: int = 200,
+    dropout: float = 0.2,
+    pooling: Pooling = "attention",
 ) -> Model:
     """FedKD's network for tweets, a Model of `LayerOutputs`.
 
@@ -24,15 +33,19 @@ def sentence_classifier(
       classes: number of classes.
       queries: width of the pooling's query.
       dropout: rate for the encoder's output in training.
+      pooling: "attention" of one learnt query; "max", of states that are not negative; or "last", the
+        state at the last token. A sentence without tokens gives finite numbers.
 
     Raises:
-      ValueError, TypeError: a size below 1, or a rate outside of 0 to 1.
+      ValueError, TypeError: a size below 1, a rate outside of 0 to 1, or another pooling.
     """
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {get_args(Pooling)}, got {pooling!r}.")
     for name, value in (("classes", classes), ("queries", queries)):
         check_integer(name, value, low=1)
     check_number("dropout", dropout, low=0, high=1)
     return from_flax_linen(
-        SentenceClassifier(encoder, classes, queries, dropout),
+        SentenceClassifier(encoder, classes, queries, dropout, pooling),
         jnp.zeros((1, 2), jnp.int32),
         inputs="tokens",
         loss=of_logits(cross_entropy),
@@ -43,16 +56,23 @@ def sentence_classifier(
 class SentenceClassifier(nn.Module):
     """The network of `sentence_classifier`, from tokens to `LayerOutputs`."""
 
-    encoder: Encoder
+    encoder: nn.Module
     classes: int
     queries: int
     dropout: float
+    pooling: Pooling = "attention"
 
     @nn.compact
     def __call__(self, tokens: jax.Array, *, train: bool = False) -> LayerOutputs:
         encoded = self.encoder(tokens, train=train)
         drop = nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout")))
-        pooling = AttentivePooling(self.queries, name="pooling")
-        pooled = pooling(drop(encoded.hidden[-1]), encoded.is_real)
+        states = drop(encoded.hidden[-1])
+        if self.pooling == "attention":
+            pooled = AttentivePooling(self.queries, name="pooling")(states, encoded.is_real)
+        elif self.pooling == "max":
+            pooled = jnp.max(jnp.where(encoded.is_real[..., None], states, 0), axis=1)
+        else:
+            last = jnp.maximum(jnp.sum(encoded.is_real, axis=1) - 1, 0)
+            pooled = jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
         logits = nn.Dense(self.classes, name="classes")(pooled)
         return LayerOutputs(logits, encoded.hidden, encoded.attention, encoded.is_real)

@@ -47,13 +47,21 @@ METHODS = (
     CENTRAL,
     FED_AVG,
     Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg"),
-    Method("FedAvg, smaller student's", "fed_avg,smaller", STUDENT, "fed_avg"),
     FED_KD,
-    Method("FedKD, smaller student", "fed_kd,smaller", TEACHERS),
     Method("FML", "fml", TEACHERS, "fml"),
     Method("FetchSGD", "fetch_sgd", STUDENT, "fetch_sgd"),
     Method("Federated Dropout", "fed_dropout", STUDENT, "fed_dropout"),
 )
+# The student's network -> FedAvg's run of it and FedKD's.
+STUDENTS = {
+    "as above": ("fed_avg,student", "fed_kd"),
+    "smaller": ("fed_avg,smaller", "fed_kd,smaller"),
+    "CNN": ("fed_avg,text_cnn", "fed_kd,text_cnn"),
+    "LSTM": ("fed_avg,text_lstm", "fed_kd,text_lstm"),
+    "CNN, attention": ("fed_avg,text_cnn_attention", "fed_kd,text_cnn_attention"),
+    "LSTM, attention": ("fed_avg,text_lstm_attention", "fed_kd,text_lstm_attention"),
+    "self-attention": ("fed_avg,text_self_attention", "fed_kd,text_self_attention"),
+}
 PARTS = {
     "fed_kd": "all of them",
     "fed_kd,no_output": "without predictions",
@@ -151,7 +159,8 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
             *_without_threshold(full, panel, notes),
         ]
         if panel.around == "{}":
-            parts += [*_parts(full, panel), *_thresholds(full, panel, notes)]
+            parts += [*_students(full, panel), *_parts(full, panel)]
+            parts += _thresholds(full, panel, notes)
             parts += _ranks(full, panel, notes, plots)
         parts.append(found(notes, panel.title))
     parts += ["## The paper's column of costs", notes["Costs"], paper_costs()]
@@ -216,6 +225,25 @@ def _without_threshold(records: Sequence[Record], panel: Panel, notes: Notes) ->
         table(headings, rows, texts=2),
         notes["Without a threshold"],
     ]
+
+
+def _students(records: Sequence[Record], panel: Panel) -> list[str]:
+    """Students' networks: what teachers gain from each, and each from its teachers."""
+    rows, runs = [], planned(panel.experiment)
+    for name, (of_fed_avg, of_fed_kd) in STUDENTS.items():
+        if of_fed_kd not in runs:
+            continue
+        alone, taught = Method(name, of_fed_avg, STUDENT), Method(name, of_fed_kd, STUDENT)
+        teachers = taught._replace(model=TEACHERS)
+        shown = [accuracy(_sample(records, panel, each)) for each in (alone, taught, teachers)]
+        differences = [
+            _difference(records, panel, taught, alone),
+            _difference(records, panel, teachers, LOCAL),
+        ]
+        rows.append([name, *shown, *differences])
+    headings = ["Student", "by FedAvg", "by FedKD", "FedKD's teachers"]
+    headings += ["by FedKD, to FedAvg", "teachers, to Local"]
+    return [f"**Students' networks, {panel.title}**", table(headings, rows)]
 
 
 def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
@@ -333,7 +361,8 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
         for method in METHODS:
             shown = _sample(records, panel, method)
             if method not in (LOCAL, CENTRAL) and shown and (sent := _megabytes(shown)):
-                is_second = method.run in ("fed_avg,student", "fed_avg,smaller", "fed_kd,smaller")
+                # FedAvg has two points, one for each network.
+                is_second = "student" in method.run
                 cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
                 costs[method.name] = cost
         if costs:

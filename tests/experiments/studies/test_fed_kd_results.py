@@ -79,6 +79,9 @@ def test_every_run_shown_is_one_of_the_config(tmp_path):
     """And compared with others it differs from in what methods may differ in alone."""
     runs = [m.run for m in section.METHODS] + list(section.PARTS) + [section.WHOLE.run]
     runs += [run for sweep in section.SWEEPS.values() for run in sweep]
+    of_text = [run for pair in section.STUDENTS.values() for run in pair if "text" in run]
+    runs += [run for pair in section.STUDENTS.values() for run in pair if "text" not in run]
+    assert set(of_text) <= set(ade_fed_kd.get_runs())
     assert set(runs) <= set(cifar_fed_kd.get_runs())
     for run in set(runs):
         write(tmp_path, run, 60.0, 65.0, sent=(1, 1))
@@ -177,6 +180,16 @@ def test_sentences_have_metrics_without_a_threshold(tmp_path):
     assert [cells[1] for cells in rows] == ["Local", "FedKD", "FedKD without predictions"]
     assert rows[1][2:] == ["38.00 ± 1.41", "38.00 ± 1.41", "-3.00 ± 0.00"]
     assert "| average precision |" not in text  # older runs have none
+
+
+def test_students_of_other_networks_stand_beside_fed_avg_of_them(tmp_path):
+    write(tmp_path, "fed_kd,no_mutual", 60.0, 61.0, experiment=ADE, f_score=40.0)
+    write(tmp_path, "fed_avg,text_cnn", 60.0, experiment=ADE, f_score=45.0)
+    write(tmp_path, "fed_kd,text_cnn", 60.0, 61.0, experiment=ADE, f_score=47.0)
+    text, _ = render(tmp_path)
+    (cells,) = row(text, "CNN")
+    assert cells[1:] == ["45.00", "47.00", "47.00", "+2.00", "+7.00"]
+    assert row(text, "LSTM")[0][1:4] == ["not run"] * 3
 
 
 def test_ranks_by_round_and_spectra_at_both_ends(tmp_path):
