@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.configs.cifar_fed_md import VARIANTS
 from experiments.studies.archive import Record
 from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
 from experiments.studies.sections.cells import NOT_RUN
@@ -61,6 +62,7 @@ def fed_md(records: Sequence[Record], notes: Notes) -> Page:
                 alone = _record(full, experiment, f"{record.run},alone")
                 parts += _run(record, alone, plots)
                 verdicts.append(_gain_of_others(record, alone, title))
+        parts += _variants(full, experiment, notes)
         if experiment == SMALL:
             lines = [_line(remark, full) for remark in REMARKS]
             cells = [[remark, text, paper] for remark, text, paper, _ in lines]
@@ -117,6 +119,28 @@ def _run(record: Record, without: Record | None, plots: Plots) -> list[str]:
         _by_round(parties) + _public(record),
         image(name, f"Accuracy of each party by round, {record.run}"),
     ]
+
+
+def _variants(records: Sequence[Record], experiment: str, notes: Notes) -> list[str]:
+    """Runs that differ from another in one choice: the parties' gain by it, each party counted once."""
+    rows = []
+    for run in planned(experiment):
+        base = run.rpartition(",")[0]
+        shown, beside = (_record(records, experiment, name) for name in (run, base))
+        if run.rpartition(",")[2] not in VARIANTS or shown is None or beside is None:
+            continue
+        after, without = (
+            {party: _mean(course[max(course)]) for party, course in _parties(each).items()}
+            for each in (shown, beside)
+        )
+        gains = [after[party] - without[party] for party in after if party in without]
+        means = [f"{_mean(list(each.values())):.1f}" for each in (without, after)]
+        ends = [f"{value:+.1f}" for value in (min(gains), max(gains))]
+        rows.append([f"`{run}`", *means, mean_difference(gains), *ends])
+    if not rows:
+        return []
+    headings = ["Run", "mean of the run without it", "mean", "difference", "lowest", "highest"]
+    return [notes["Variants"], table(headings, rows)]
 
 
 def _networks(record: Record) -> str:

@@ -70,6 +70,19 @@ def test_the_gain_is_compared_with_the_same_rounds_alone(tmp_path):
     assert "Gain +20.00 ± 0.00, to parties alone +12.00 ± 0.00, below the bound +15.00" in text
 
 
+def test_variants_are_compared_party_by_party(tmp_path):
+    run = "iid,table_2,half"
+    bounds = {"a": 60.0, "b": 60.0}
+    courses = {"a": [20.0, 40.0], "b": [30.0, 50.0]}
+    write(tmp_path, run, courses, bounds, experiment="cifar_fed_md")
+    courses = {"a": [20.0, 43.0], "b": [30.0, 52.0]}
+    write(tmp_path, f"{run},digest_4", courses, experiment="cifar_fed_md")
+    text, plots = render(tmp_path)
+    # Student's t of two parties: 12.706 * 0.5.
+    assert f"| `{run},digest_4` | 45.2 | 47.7 | +2.50 ± 6.35 | +2.0 | +3.0 |" in text
+    assert len(plots) == 1 and "low_weights` |" not in text
+
+
 def test_how_much_narrower_networks_are_is_told(tmp_path):
     courses, bounds = {"a": [20.0, 40.0]}, {"a": 60.0}
     parties = dict(networks="table_1", narrower=4)
