@@ -76,11 +76,12 @@ def test_variants_are_compared_party_by_party(tmp_path):
     courses = {"a": [20.0, 40.0], "b": [30.0, 50.0]}
     write(tmp_path, run, courses, bounds, experiment="cifar_fed_md")
     courses = {"a": [20.0, 43.0], "b": [30.0, 52.0]}
-    write(tmp_path, f"{run},digest_4", courses, experiment="cifar_fed_md")
+    for ending in ("digest_4", "alone"):
+        write(tmp_path, f"{run},{ending}", courses, experiment="cifar_fed_md")
     text, plots = render(tmp_path)
     # Student's t of two parties: 12.706 * 0.5.
     assert f"| `{run},digest_4` | 45.2 | 47.7 | +2.50 ± 6.35 | +2.0 | +3.0 |" in text
-    assert len(plots) == 1 and "low_weights` |" not in text
+    assert len(plots) == 1 and "low_weights` |" not in text and "alone` |" not in text
 
 
 def test_how_much_narrower_networks_are_is_told(tmp_path):
