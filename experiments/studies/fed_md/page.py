@@ -127,7 +127,10 @@ def _variants(records: Sequence[Record], experiment: str, notes: Notes) -> list[
     for run in planned(experiment):
         base = run.rpartition(",")[0]
         shown, beside = (_record(records, experiment, name) for name in (run, base))
-        if run.rpartition(",")[2] not in VARIANTS or shown is None or beside is None:
+        if run.rpartition(",")[2] not in VARIANTS or beside is None:
+            continue
+        if shown is None:
+            rows.append([f"`{run}`", "", NOT_RUN, "", "", ""])
             continue
         after, without = (
             {party: _mean(course[max(course)]) for party, course in _parties(each).items()}
