@@ -238,7 +238,9 @@ CONFIGS = {
 def test_fed_kd_s_configs_state_all_settings_of_its_losses(module):
     config = module.get_config(CONFIGS[module])
     assert set(MutualLosses._fields) <= set(config.training.fed_kd)
-    assert config.training.compression.gradient_spectra is False
+    # The runs on the page of results show the ranks of gradients.
+    expected = module in (cifar_fed_kd, ade_fed_kd)
+    assert config.training.compression.gradient_spectra is expected
 
 
 def test_fed_kd_s_losses_are_reachable_from_configs(monkeypatch):
