@@ -186,9 +186,8 @@ def count_examples(monkeypatch, *modules):
         return model._replace(apply=apply)
 
     for module in modules:
-        for name in {"from_flax_linen", "headed"} & set(vars(module)):
-            create = functools.partial(watched, getattr(module, name))
-            monkeypatch.setattr(module, name, create)
+        if create := vars(module).get("from_flax_linen"):
+            monkeypatch.setattr(module, "from_flax_linen", functools.partial(watched, create))
     # All networks are as large as one another, so that numbers of evaluations are compared.
     monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
     return seen
