@@ -578,7 +578,7 @@ def test_a_codistillation_that_is_not_finite(small, environment, tmp_path):
     settings += ["--config.pools.small.teaching.learning_rate=1e38"]
     settings += ["--config.algorithm.distillation_optimizer=sgd"]
     (done,) = run_many([settings], environment)
-    assert_refused(done, "non-finite update by round 6, pool 'small', seed 0", "training stopped")
+    assert_refused(done, "non-finite update in round 6, pool 'small', seed 0", "training stopped")
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "round_00000002.msgpack",
         "round_00000004.msgpack",
