@@ -168,7 +168,8 @@ def ranks_plot(layers: Mapping[str, Spectrum]) -> "Figure":
         line = LINES[number // len(COLOURS) % len(LINES)]
         axes[0].plot(spectrum.rounds, spectrum.ranks, color=colour, linestyle=line, label=layer)
         for axis, values in zip(axes[1:], (spectrum.first, spectrum.last), strict=True):
-            shares = [value / values[0] for value in values if value > 0]
+            # Smaller ones are the rounding of float32.
+            shares = [value / values[0] for value in values if value > 1e-6 * values[0]]
             axis.plot(range(1, len(shares) + 1), shares, color=colour, linestyle=line)
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[1].set_yscale("log")

@@ -105,11 +105,7 @@ class Encoder(nn.Module):
     def __call__(
         self, tokens: jax.Array, types: jax.Array | None = None, *, train: bool = False
     ) -> Encoded:
-        if tokens.ndim != 2 or tokens.shape[1] > self.positions:
-            raise ValueError(
-                f"tokens must be [batch, length] of at most {self.positions} positions, "
-                f"got {list(tokens.shape)}."
-            )
+        check_tokens(tokens, self.positions)
         drop = nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout")))
         sizes = (self.vocabulary, self.positions, self.types)
         x = drop(Embeddings(sizes, self.width, name="embeddings")(tokens, types))
@@ -121,6 +117,15 @@ class Encoder(nn.Module):
             hidden.append(x)
             attention.append(shares)
         return Encoded(is_real, tuple(hidden), tuple(attention))
+
+
+def check_tokens(tokens: jax.Array, positions: int) -> None:
+    """Raises ValueError unless tokens are [batch, length] of at most so many positions."""
+    if tokens.ndim != 2 or tokens.shape[1] > positions:
+        raise ValueError(
+            f"tokens must be [batch, length] of at most {positions} positions, "
+            f"got {list(tokens.shape)}."
+        )
 
 
 class Embeddings(nn.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer
-from fedcodist.text.bert import PAD, Embeddings, Encoded, attend, dense
+from fedcodist.text.bert import PAD, Embeddings, Encoded, attend, check_tokens, dense
 from fedcodist.text.lstm import LSTM
 
 _DRAW = nn.initializers.lecun_normal()  # BERT's draws are for deep encoders
@@ -126,10 +126,6 @@ def _embedded(
     encoder: ConvolutionEncoder | LSTMEncoder | SelfAttentionEncoder, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The embeddings of tokens [batch, length], and which tokens are real; call it within a module."""
-    if tokens.ndim != 2 or tokens.shape[1] > encoder.positions:
-        raise ValueError(
-            f"tokens must be [batch, length] of at most {encoder.positions} positions, "
-            f"got {list(tokens.shape)}."
-        )
+    check_tokens(tokens, encoder.positions)
     sizes = (encoder.vocabulary, encoder.positions, encoder.types)
     return Embeddings(sizes, encoder.width, name="embeddings")(tokens, None), tokens != PAD
