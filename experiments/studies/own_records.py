@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.studies.pages import OPEN, Page
+from experiments.studies.pages import Page
 from experiments.studies.sections.cells import NOT_RUN, OTHER_SETTINGS
 from experiments.studies.sections.endings import NOT_RUN as NOT_RUN_HEADING
+from experiments.studies.verdicts import OPEN
 
 _MISSING = (NOT_RUN, OTHER_SETTINGS, OPEN, "runs missing")
 _OURS, _PAPER = ": ours", ": paper"

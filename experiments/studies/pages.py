@@ -1,12 +1,11 @@
 """The result of a study for the document: its page, and the verdicts that the index lists."""
 
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedcodist.report.intervals import student_half_width
+from experiments.studies.verdicts import Verdict, verdict_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,28 +16,29 @@ Plots = dict[str, Callable[[], "Figure"]]
 # A study's prose by section: explanations of its tables, and under `Found: ...` what our runs showed.
 Notes = Mapping[str, str]
 FOUND = "Found: "
-
-# Verdicts: whether the runs show what the paper says.
-HELD, DID_NOT_HOLD, UNDECIDED, OPEN = "held", "did not hold", "not decided", "not enough runs"
-WORDS = (HELD, DID_NOT_HOLD, UNDECIDED, OPEN)
-
-
-class Verdict(NamedTuple):
-    """A paper's statement, one of WORDS, and the heading on the page under which its runs are."""
-
-    text: str
-    word: str
-    heading: str
+IN_SHORT = "In short"
 
 
 class Page(NamedTuple):
-    """A page of docs/results; `not_run` names experiments with configs and without runs."""
+    """A page of docs/results.
+
+    Attributes:
+      name: of its file.
+      title: in the index.
+      experiments: that it shows.
+      parts: blocks of text, in order.
+      plots: that the text refers to.
+      in_short: what our runs showed, in one or two sentences.
+      verdicts: on the paper's statements.
+      not_run: experiments with configs and without runs.
+    """
 
     name: str
     title: str
     experiments: Sequence[str]
     parts: Sequence[str]
     plots: Plots
+    in_short: str = ""
     verdicts: Sequence[Verdict] = ()
     not_run: Sequence[str] = ()
 
@@ -76,26 +76,6 @@ def found(notes: Notes, section: str) -> str:
     return notes.get(FOUND + section, "")
 
 
-def decided(value: float, half_width: float | None, expected: str) -> str:
-    """The verdict on a difference that the paper says is 'above 0', 'below 0' or 'about 0'.
-
-    A difference that should be about zero does not hold if its interval does not contain zero. Otherwise
-    it is undecided, since an interval around zero does not prove equality.
-    """
-    if half_width is None or abs(value) <= half_width:
-        return UNDECIDED
-    if "about 0" in expected:
-        return DID_NOT_HOLD
-    return HELD if (value > 0) == ("above 0" in expected) else DID_NOT_HOLD
-
-
-def word_of(differences: Sequence[float], expected: str) -> str:
-    """The verdict on differences within seeds, by Student's t; without any there are not enough runs."""
-    if not differences:
-        return OPEN
-    return decided(statistics.fmean(differences), student_half_width(differences), expected)
-
-
-def anchor(heading: str) -> str:
-    """The anchor of a heading on GitHub; for plain letters also on the documentation's site."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+def first_screen(heading: str, notes: Notes, verdicts: Sequence[Verdict] = ()) -> list[str]:
+    """A page's title, its result in short, its verdicts, and what is compared with what."""
+    return [f"# {heading}", found(notes, IN_SHORT), *verdict_table(verdicts), notes[""]]

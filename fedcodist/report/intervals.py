@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WELCH, PAIRED, BINOMIAL = "Welch", "paired", "binomial"
+WELCH, PAIRED, ONE_SEED = "Welch", "paired", "one seed"
 
 
 class Estimate(NamedTuple):
@@ -17,21 +17,33 @@ class Estimate(NamedTuple):
 
 
 def contrast(
-    plus: Sequence[Sequence[float]], minus: Sequence[Sequence[float]], test_images: int
+    plus: Sequence[Sequence[float]],
+    minus: Sequence[Sequence[float]],
+    test_images: int,
+    seeds_deviation: float = 0.0,
 ) -> Estimate:
     """The sum of the means of `plus` minus that of `minus`; all samples over seeds are independent.
 
     If every sample has at least two seeds, the interval is Welch's: Student's t with the degrees of
     freedom of Satterthwaite (Biometrics Bulletin 2, 1946). If a sample has one seed, the spread over
-    seeds is unknown. The interval is then 1.96 binomial standard errors of a difference of accuracies,
-    each measured on `test_images` images.
+    seeds must come from other runs. The interval is then 1.96 standard errors; the variance of a mean is
+    that of a binomial on `test_images` images, and of `seeds_deviation` by the sample's seeds.
+
+    Args:
+      plus: samples whose means are added, each with an accuracy in % per seed.
+      minus: samples whose means are subtracted.
+      test_images: how many images an accuracy was measured on.
+      seeds_deviation: the standard deviation over seeds in comparable runs, in points; 0 if unknown.
     """
     samples = [*plus, *minus]
     means = [statistics.fmean(sample) for sample in samples]
     value = sum(means[: len(plus)]) - sum(means[len(plus) :])
     if min(map(len, samples)) < 2:
-        variances = [mean * (100 - mean) / test_images for mean in means]
-        return Estimate(value, 1.96 * math.sqrt(sum(variances)), BINOMIAL)
+        variances = [
+            mean * (100 - mean) / test_images + seeds_deviation**2 / len(sample)
+            for mean, sample in zip(means, samples, strict=True)
+        ]
+        return Estimate(value, 1.96 * math.sqrt(sum(variances)), ONE_SEED)
     variances = [statistics.variance(sample) / len(sample) for sample in samples]
     if not sum(variances):
         return Estimate(value, 0.0, WELCH)

@@ -28,13 +28,14 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The claim is that the difference is above zero or, if there are two, above the second.
+    """A difference, or if there are two the first minus the second, and where the paper says it lies.
 
     The runs of the two have equal settings, except for the share of clients with the large model.
     """
 
     text: str
     differences: tuple[Difference] | tuple[Difference, Difference]
+    expected: str = "above 0"  # see `experiments.studies.verdicts.decided`
 
     @property
     def terms(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
@@ -59,10 +60,10 @@ def claims() -> list[Claim]:
             difference = Difference(
                 _term(line["plus"]), _term(line["minus"]), VARYING[line["varying"]]
             )
-            comparison = Comparison(line["comparison"], (difference,))
+            comparison = Comparison(line["comparison"], (difference,), line["expected"])
             if line["second_plus"]:
                 second = Difference(_term(line["second_plus"]), _term(line["second_minus"]))
-                comparison = Comparison(line["comparison"], (difference, second))
+                comparison = comparison._replace(differences=(difference, second))
             by_claim.setdefault(line["claim"], []).append(comparison)
     return [Claim(text, tuple(comparisons)) for text, comparisons in by_claim.items()]
 

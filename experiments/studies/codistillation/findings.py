@@ -1,5 +1,7 @@
 """Compares our runs with the paper's claims."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
@@ -8,23 +10,27 @@ from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
 from experiments.studies.codistillation.claims import Comparison, Difference, is_baseline
 from experiments.studies.codistillation.paper_numbers import TEST_IMAGES
-from experiments.studies.pages import DID_NOT_HOLD, HELD, OPEN, UNDECIDED
 from experiments.studies.samples import Sample, baseline, equal_but, samples
+from experiments.studies.verdicts import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, decided
 from fedcodist.report.intervals import Estimate, contrast
 
 POOL_SIZE = ("pools.*.fraction",)
 
 
 class Finding(NamedTuple):
-    """The result of a comparison: the paper's difference, ours, and whether ours decides it.
+    """The result of a comparison.
 
-    `paper` is None if the paper has no numbers, `ours` if runs with equal settings are missing. Our
-    runs have `rounds` of `full_rounds`.
+    Attributes:
+      paper: the paper's difference; None if it has no numbers.
+      ours: our difference; None if runs with equal settings are missing.
+      word: HELD, DID_NOT_HOLD or UNDECIDED, or what is missing.
+      rounds: of our runs.
+      full_rounds: how many rounds a result needs.
     """
 
     paper: float | None
     ours: Estimate | None
-    decided: str
+    word: str
     rounds: int = 0
     full_rounds: int = 0
 
@@ -48,33 +54,45 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     (first_plus, first_minus), *second = chosen
     plus = [first_plus, *(taken for _, taken in second)]
     minus = [first_minus, *(added for added, _ in second)]
-    ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES)
+    deviation = deviation_over_seeds(records, comparison.differences[0].plus.model)
+    ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES, deviation)
     finding = Finding(
         paper,
         ours,
-        "within the interval",
+        decided(ours.value, ours.half_width, comparison.expected),
         first_plus.rounds,
         max(sample.full_rounds for sample in (*plus, *minus)),
     )
-    if finding.is_short:
-        return finding._replace(decided="not enough rounds")
-    if abs(ours.value) > ours.half_width:
-        return finding._replace(decided="yes" if ours.value > 0 else "no")
-    return finding
+    return finding._replace(word="not enough rounds") if finding.is_short else finding
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """HELD if every comparison held, DID_NOT_HOLD if one is refuted.
+    """HELD if every comparison held, DID_NOT_HOLD if one did not hold.
 
-    Otherwise OPEN if runs are missing or have too few rounds, and UNDECIDED if an interval contains
-    zero.
+    Otherwise OPEN if runs are missing or have too few rounds, and UNDECIDED if all runs are there.
     """
-    if any(finding.decided == "no" for finding in findings):
+    words = [finding.word for finding in findings]
+    if DID_NOT_HOLD in words:
         return DID_NOT_HOLD
-    if all(finding.decided == "yes" for finding in findings):
+    if set(words) == {HELD}:
         return HELD
     lacks = (finding.ours is None or finding.is_short for finding in findings)
     return OPEN if any(lacks) else UNDECIDED
+
+
+def deviation_over_seeds(records: Sequence[Record], model: str) -> float:
+    """The standard deviation of a model's accuracy over seeds, for runs that have one seed.
+
+    It is the root of the mean variance of the runs of Table 1 that have several seeds and the full
+    length, each counted once; 0 without such runs.
+    """
+    variances = {
+        tuple(record.path for record in shown.records): shown.deviation**2
+        for run in paper_numbers.TABLE_1
+        for shown in samples(records, TABLE_1, run, model)
+        if shown.deviation is not None and not shown.is_short
+    }
+    return math.sqrt(statistics.fmean(variances.values())) if variances else 0.0
 
 
 def _pairs(

@@ -7,8 +7,8 @@ from experiments.studies.codistillation.ablations import ABLATIONS, ablations
 from experiments.studies.codistillation.figure_4 import figure_4
 from experiments.studies.codistillation.paper_numbers import FIGURE_4
 from experiments.studies.codistillation.table_1 import curves_plot, gains_plot, table_1
-from experiments.studies.codistillation.verdicts import short_differences, verdict_tables, verdicts
-from experiments.studies.pages import Notes, Page, Plots, found
+from experiments.studies.codistillation.verdicts import short_differences, verdict_details, verdicts
+from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.sections.endings import (
     endings,
     full_length,
@@ -33,15 +33,15 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     """Main tables of runs of full length, and at the end the same tables of shorter runs."""
     plots: Plots = {}
     full = full_length(records)
+    judged = verdicts(records)
     parts = [
-        "# Codistillation",
-        notes[""],
+        *first_screen("Codistillation", notes, judged),
         *table_1(full, notes, "##"),
         *gains_plot(full, notes, plots),
         *curves_plot(full, notes, plots),
         found(notes, "Table 1"),
         *_all_but_table_1(full, notes, plots, "##"),
-        *verdict_tables(records, notes),
+        *verdict_details(records, notes),
     ]
     short = [record for record in records if is_short(record) and record.finished]
     of_short = [
@@ -60,7 +60,8 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
         EXPERIMENTS,
         parts,
         plots,
-        verdicts(records),
+        found(notes, IN_SHORT),
+        judged,
         not_run(records, EXPERIMENTS),
     )
 

@@ -14,7 +14,7 @@ from experiments.studies.pages import Notes, Plots, found
 from experiments.studies.samples import baseline, curve, sample
 from experiments.studies.sections.markdown import codes, estimate, image, rounds_of, table
 from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
-from fedcodist.report.intervals import BINOMIAL
+from fedcodist.report.intervals import ONE_SEED
 
 
 def table_1(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
@@ -65,7 +65,7 @@ def gains_plot(records: Sequence[Record], notes: Notes, plots: Plots) -> list[st
                     theirs.append(Point(size, finding.paper or 0.0, None))
                     if finding.ours:
                         value, half_width, kind = finding.ours
-                        mine.append(Point(size, value, half_width, kind == BINOMIAL))
+                        mine.append(Point(size, value, half_width, kind == ONE_SEED))
     ours = {title: panel for title, panel in ours.items() if any(panel.values())}
     if not ours:
         return []
@@ -116,17 +116,17 @@ def _gains(records: Sequence[Record], unlabelled: str) -> list[str]:
             for model in MODELS:
                 finding = find(gain(method, size, unlabelled, model), records)
                 assert finding.paper is not None
-                if finding.decided == "runs missing":
+                if finding.word == "runs missing":
                     continue
-                row = [METHOD_NAMES[method], f"{size:,}", model, finding.decided, "", ""]
-                outside = ""
+                row = [METHOD_NAMES[method], f"{size:,}", model, finding.word, "", ""]
+                inside = ""
                 if finding.ours:
                     row[3:5] = [estimate(finding.ours), finding.ours.kind]
                     row[5] = rounds_of(finding.rounds, finding.full_rounds)
                     is_outside = abs(finding.ours.value - finding.paper) > finding.ours.half_width
-                    outside = "outside" if is_outside else "inside"
-                rows.append([*row, f"{finding.paper:+.2f}", outside])
+                    inside = "no" if is_outside else "yes"
+                rows.append([*row, f"{finding.paper:+.2f}", inside])
     if not rows:
         return []
-    gains = table([*headings, "Paper's gain lies … our interval"], rows, texts=3)
+    gains = table([*headings, "Paper's gain in our interval"], rows, texts=3)
     return [f"**Gains over FedAvg, {UNLABELLED_NAMES[unlabelled]}**", gains]

@@ -5,38 +5,36 @@ from collections.abc import Iterable, Sequence
 from experiments.studies.archive import Record
 from experiments.studies.codistillation.claims import Claim, Comparison, claims
 from experiments.studies.codistillation.findings import Finding, find, verdict
-from experiments.studies.pages import Notes, Verdict, found
+from experiments.studies.pages import Notes
 from experiments.studies.sections.markdown import estimate, rounds_of, table
-from fedcodist.report.intervals import BINOMIAL
+from experiments.studies.verdicts import Verdict
+from fedcodist.report.intervals import ONE_SEED
 
 HEADING = "What the paper claims"
-HEADINGS = ["Difference", "Paper", "Ours", "Interval", "Rounds", "Decided above zero"]
+HEADINGS = ["Difference", "Paper", "Ours", "Interval", "Rounds", "Verdict"]
+NO_NUMBER = "–"
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
     """One for each claim."""
     return [
-        Verdict(claim.text, verdict(_findings(claim, records)), f"Claim {number}")
+        _verdict(claim, f"Claim {number}", _findings(claim, records))
         for number, claim in enumerate(claims(), start=1)
     ]
 
 
-def verdict_tables(records: Sequence[Record], notes: Notes) -> list[str]:
-    """Verdicts, then the differences behind them; differences of short runs have no numbers here."""
-    rows, details = [], []
-    for claim, (text, word, heading) in zip(claims(), verdicts(records), strict=True):
+def verdict_details(records: Sequence[Record], notes: Notes) -> list[str]:
+    """The differences behind each verdict; those of short runs have no numbers here."""
+    details = []
+    for claim, of_claim in zip(claims(), verdicts(records), strict=True):
         findings = _findings(claim, records)
-        decided = sum(finding.decided in ("yes", "no") for finding in findings)
-        if any(finding.ours and finding.ours.kind == BINOMIAL for finding in findings):
-            word += " ‡"
-        rows.append([f"{heading}. {text}", f"**{word}**", f"{decided} of {len(findings)}"])
         lines = [
             _line(comparison, finding, with_numbers=not finding.is_short)
             for comparison, finding in zip(claim.comparisons, findings, strict=True)
         ]
-        details += [f"### {heading}", f"{text}: **{word}**.", table(HEADINGS, lines)]
-    summary = table(["Claim", "Verdict", "Differences decided"], rows, texts=2)
-    return [f"## {HEADING}", notes["Claims"], summary, found(notes, "Claims"), *details]
+        details += [f"### {of_claim.heading}", f"{claim.text}: **{of_claim.word}**."]
+        details.append(table(HEADINGS, lines))
+    return [f"## {HEADING}", notes["Claims"], *details]
 
 
 def short_differences(records: Sequence[Record]) -> list[str]:
@@ -54,6 +52,17 @@ def _findings(claim: Claim, records: Sequence[Record]) -> list[Finding]:
     return [find(comparison, records) for comparison in claim.comparisons]
 
 
+def _verdict(claim: Claim, heading: str, findings: Sequence[Finding]) -> Verdict:
+    """The claim's verdict, with numbers in the order of its comparisons; ‡ marks those of one seed."""
+    has_one_seed = any(each.ours and each.ours.kind == ONE_SEED for each in findings)
+    papers = [f"{each.paper:+.2f}" for each in findings if each.paper is not None]
+    ours = [
+        estimate(each.ours) if each.ours and not each.is_short else NO_NUMBER for each in findings
+    ]
+    shown = "" if set(ours) == {NO_NUMBER} else "; ".join(ours) + (" ‡" if has_one_seed else "")
+    return Verdict(claim.text, verdict(findings), heading, "; ".join(papers), shown)
+
+
 def _line(comparison: Comparison, finding: Finding, with_numbers: bool) -> list[str]:
     ours = finding.ours if with_numbers else None
     return [
@@ -62,5 +71,5 @@ def _line(comparison: Comparison, finding: Finding, with_numbers: bool) -> list[
         estimate(ours) if ours else "",
         ours.kind if ours else "",
         rounds_of(finding.rounds, finding.full_rounds) if finding.ours else "",
-        finding.decided,
+        finding.word,
     ]

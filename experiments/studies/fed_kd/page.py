@@ -15,12 +15,13 @@ from experiments.configs.cifar_fed_kd import (
 from experiments.studies import figures
 from experiments.studies.archive import Record
 from experiments.studies.figures import Cost, Spectrum
-from experiments.studies.pages import OPEN, Notes, Page, Plots, Verdict, found, word_of
+from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.samples import Sample, common_seeds, equal_but, sample
 from experiments.studies.sections.cells import OTHER_SETTINGS, accuracy
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
-from experiments.studies.sections.markdown import image, table
+from experiments.studies.sections.markdown import image, listed, table
+from experiments.studies.verdicts import Verdict, judge
 from fedcodist.compression.svd import rank_for, threshold
 from fedcodist.report.spread import mean_difference
 
@@ -40,13 +41,14 @@ class Method(NamedTuple):
 
 LOCAL = Method("Local", "fed_kd,no_mutual", TEACHERS)
 FED_AVG = Method("FedAvg, teacher's network", "fed_avg,teacher", STUDENT, "fed_avg")
+OF_STUDENT = Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg")
 FED_KD = Method("FedKD", "fed_kd", TEACHERS)
 CENTRAL = Method("Centralised", CENTRALISED, TEACHERS)
 METHODS = (
     LOCAL,
     CENTRAL,
     FED_AVG,
-    Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg"),
+    OF_STUDENT,
     FED_KD,
     Method("FML", "fml", TEACHERS, "fml"),
     Method("FetchSGD", "fetch_sgd", STUDENT, "fetch_sgd"),
@@ -85,6 +87,7 @@ SWEEPS = {
 }
 DEFAULT_THRESHOLDS = (0.95, 0.98)
 WHOLE = Method("whole students", "fed_kd,whole", TEACHERS)
+LOWER_START = (Method("", "fed_kd,0.8-1", TEACHERS), Method("", "fed_kd,0.95-1", TEACHERS))
 # Settings in which methods on the same clients may differ. `_are_comparable` looks at rounds, clients
 # and the losses' divisor.
 VARYING = (
@@ -117,9 +120,12 @@ class Panel(NamedTuple):
         return self.around.format(run)
 
 
+FEW_CLIENTS, MANY_CLIENTS = 4, 16
+FEW = Panel(f"CIFAR-10, CNNs, {FEW_CLIENTS} clients", CIFAR)
+MANY = Panel(f"CIFAR-10, CNNs, {MANY_CLIENTS} clients", CIFAR, "{}_16")
 PANELS = (
-    Panel("CIFAR-10, CNNs, 4 clients", CIFAR),
-    Panel("CIFAR-10, CNNs, 16 clients", CIFAR, "{}_16"),
+    FEW,
+    MANY,
     Panel("CIFAR-10, ResNets, 4 clients", CIFAR, "resnet,{}"),
     Panel(
         "ADE corpus, encoders, 4 clients",
@@ -149,7 +155,8 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
     """All of FedKD's, and the costs that follow from shapes."""
     plots: Plots = {}
     full = full_length(records)
-    parts = ["# FedKD", notes[""], *_picture(full, notes, plots)]
+    verdicts = _verdicts(full)
+    parts = [*first_screen("FedKD", notes, verdicts), *_picture(full, notes, plots)]
     for panel in PANELS:
         if not any(_sample(full, panel, method) for method in METHODS):
             continue
@@ -166,25 +173,46 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
     parts += ["## The paper's column of costs", notes["Costs"], paper_costs()]
     parts += endings(records, EXPERIMENTS, about_missing=notes["Not run"])
     missing = not_run(records, EXPERIMENTS)
-    return Page("fed_kd", "FedKD", EXPERIMENTS, parts, plots, _verdicts(full), missing)
+    in_short = found(notes, IN_SHORT)
+    return Page("fed_kd", "FedKD", EXPERIMENTS, parts, plots, in_short, verdicts, missing)
 
 
 def _verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """For each group of clients: FedKD compared with training alone, and the effect of each loss."""
-    claims = [("FedKD's teachers are better than those that learn alone", LOCAL, "below 0")]
+    """The paper's statements in each group of clients; the first group's are the main ones."""
+    student = FED_KD._replace(model=STUDENT)
+    claims = [
+        ("teachers are better than those that learn alone", FED_KD, LOCAL, "above 0"),
+        ("teachers are as good as FedAvg of their network", FED_KD, FED_AVG, "about 0 or above"),
+        ("teachers are better than their student", FED_KD, student, "above 0"),
+        ("the student is better than FedAvg of its network", student, OF_STUDENT, "above 0"),
+    ]
+    of_all = len(claims)
     claims += [
-        (f"FedKD's teachers are worse {text}", Method(text, run, TEACHERS), "below 0")
+        (f"teachers are worse {text}", Method(text, run, TEACHERS), FED_KD, "below 0")
         for run, text in PARTS.items()
         if run not in NO_CLAIM
     ]
+    lower = "teachers are worse if the energy threshold starts at 0.8 in place of 0.95"
+    claims.append((lower, *LOWER_START, "below 0"))
     verdicts = []
     for panel in PANELS:
-        for text, method, expected in claims:
-            if panel.run(method.run) in planned(panel.experiment):
-                differences = _differences(records, panel, method, FED_KD)
-                word = OPEN if isinstance(differences, str) else word_of(differences, expected)
-                verdicts.append(Verdict(text, word, panel.title))
-    return verdicts
+        for number, (text, plus, minus, expected) in enumerate(claims):
+            if panel.run(plus.run) in planned(panel.experiment):
+                differences = _differences(records, panel, plus, minus)
+                shown = [] if isinstance(differences, str) else differences
+                verdict = judge(f"{panel.title}: {text}", shown, expected, panel.title)
+                is_main = panel == PANELS[0] or number < of_all
+                verdicts.append(verdict._replace(is_main=is_main))
+    text = f"{FEW.title}: teachers are as good with {MANY_CLIENTS} clients, as many steps each"
+    return [*verdicts, judge(text, _by_more_clients(records), "about 0", MANY.title)]
+
+
+def _by_more_clients(records: Sequence[Record]) -> list[float]:
+    """FedKD's teachers of many clients less those of few, if clients take as many steps in both."""
+    many, few = (_sample(records, panel, FED_KD) for panel in (MANY, FEW))
+    if not (many and few) or few.rounds * MANY_CLIENTS != many.rounds * FEW_CLIENTS:
+        return []
+    return [a - b for a, b in common_seeds(many, few)]
 
 
 def _methods(records: Sequence[Record], panel: Panel) -> str:
@@ -199,9 +227,10 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
             sent = None  # its data are sent
         difference = "" if method == FED_AVG else _difference(records, panel, method, FED_AVG)
         quality = _quality(records, panel, method)
-        rows.append([method.name, *quality, *_cost(sent, whole), difference])
+        seeds = listed(shown.seeds) if shown else ""
+        rows.append([method.name, *quality, *_cost(sent, whole), difference, seeds])
     headings = ["Method", METRICS[panel.metric], "the student's", "MB", "of FedAvg's"]
-    return table([*headings, "to FedAvg, teacher's network"], rows)
+    return table([*headings, "to FedAvg, teacher's network", "Seeds"], rows)
 
 
 def _without_threshold(records: Sequence[Record], panel: Panel, notes: Notes) -> list[str]:

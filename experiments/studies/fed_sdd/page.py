@@ -14,13 +14,14 @@ from experiments.studies.fed_sdd.tables import (
     scaled,
     tables,
 )
-from experiments.studies.pages import OPEN, Notes, Page, Verdict, decided, found
+from experiments.studies.pages import IN_SHORT, Notes, Page, first_screen, found
 from experiments.studies.samples import Term, common_seeds, equal_but, sample
-from experiments.studies.sections.cells import NOT_RUN, OTHER_SETTINGS, accuracy
+from experiments.studies.sections.cells import OTHER_SETTINGS, accuracy
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import estimate, table
 from experiments.studies.settings import UNLABELLED
-from fedcodist.report.intervals import Estimate, paired
+from experiments.studies.verdicts import OPEN, Verdict, decided
+from fedcodist.report.intervals import ONE_SEED, Estimate, paired
 from fedcodist.report.spread import plus_minus
 
 EXPERIMENTS = (SCALED, *dict.fromkeys(shown.experiment for shown in tables()))
@@ -39,16 +40,9 @@ VARYING = (
 def fed_sdd(records: Sequence[Record], notes: Notes) -> Page:
     """The scaled runs, then those of the paper's tables that have runs."""
     full = full_length(records)
-    verdicts = [
-        Verdict(ordering.text, _word(difference(full, ordering.plus, ordering.minus)), HEADING)
-        for ordering in ORDERINGS
-    ]
-    parts = ["# FedSDD", notes[""], f"## {HEADING}", notes["Scaled down"], _scaled(full)]
-    headings = ["Ordering", "Ours", "Interval", "Above zero", "Paper's difference"]
-    parts += [
-        notes["Orderings"],
-        table(headings, [_ordering(full, ordering) for ordering in ORDERINGS]),
-    ]
+    verdicts = [_verdict(full, ordering) for ordering in ORDERINGS]
+    parts = first_screen("FedSDD", notes, verdicts)
+    parts += [f"## {HEADING}", notes["Scaled down"], _scaled(full)]
     parts.append(found(notes, "Scaled down"))
     for shown in tables():
         terms = [term for row in shown.rows for term in row.cells]
@@ -56,7 +50,8 @@ def fed_sdd(records: Sequence[Record], notes: Notes) -> Page:
             parts += _table(full, shown)
     missing = not_run(records, EXPERIMENTS)
     parts += endings(records, EXPERIMENTS, about_missing=notes["Not run"])
-    return Page("fed_sdd", "FedSDD", EXPERIMENTS, parts, {}, verdicts, missing)
+    in_short = found(notes, IN_SHORT)
+    return Page("fed_sdd", "FedSDD", EXPERIMENTS, parts, {}, in_short, verdicts, missing)
 
 
 def _scaled(records: Sequence[Record]) -> str:
@@ -69,18 +64,18 @@ def _scaled(records: Sequence[Record]) -> str:
     return table(["Method", "Main model: ours", "paper", "Ensemble: ours", "paper"], rows)
 
 
-def _ordering(records: Sequence[Record], ordering: Ordering) -> list[str]:
+def _verdict(records: Sequence[Record], ordering: Ordering) -> Verdict:
+    """Whether the first run is above the second, as in the paper; ‡ marks differences of one seed."""
     text, plus, minus = ordering
-    ours = difference(records, plus, minus)
-    is_missing = not (sample(records, *plus) and sample(records, *minus))
-    cells = [NOT_RUN if is_missing else OTHER_SETTINGS, "", ""]
-    if ours:
-        word = "within the interval"
-        if abs(ours.value) > ours.half_width:
-            word = "yes" if ours.value > 0 else "no"
-        cells = [estimate(ours), ours.kind, word]
     theirs = REPORTED[STANDS_FOR[plus]].mean - REPORTED[STANDS_FOR[minus]].mean
-    return [text, *cells, f"{theirs:+.2f}"]
+    ours = difference(records, plus, minus)
+    if ours is None:
+        were_run = sample(records, *plus) and sample(records, *minus)
+        why = OTHER_SETTINGS if were_run else ""
+        return Verdict(text, OPEN, HEADING, f"{theirs:+.2f}", why)
+    word = decided(ours.value, ours.half_width, "above 0")
+    mark = " ‡" if ours.kind == ONE_SEED else ""
+    return Verdict(text, word, HEADING, f"{theirs:+.2f}", estimate(ours) + mark)
 
 
 def _table(records: Sequence[Record], shown: Table) -> list[str]:
@@ -117,12 +112,6 @@ def difference(
     if not pairs:
         return None
     return paired([a for a, _ in pairs], [b for _, b in pairs], TEST_IMAGES)
-
-
-def _word(ours: Estimate | None) -> str:
-    if ours is None:
-        return OPEN
-    return decided(ours.value, ours.half_width, "above 0")
 
 
 def _beside(records: Sequence[Record], ours: Term, theirs: Term | None) -> tuple[str, str]:

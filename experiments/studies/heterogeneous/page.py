@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.studies.archive import Record
-from experiments.studies.pages import Notes, Page, found
+from experiments.studies.pages import IN_SHORT, Notes, Page, first_screen, found
 from experiments.studies.samples import Sample, common_seeds, sample
 from experiments.studies.sections.cells import NOT_RUN, accuracy
 from experiments.studies.sections.commands import planned
@@ -60,7 +60,7 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
     """A table per experiment: every method, and its gain over the baseline within seeds."""
     full = full_length(records)
     title = "Heterogeneous networks, evaluated on each client's own examples"
-    parts = [f"# {title}", notes[""], *_together(full, notes)]
+    parts = [*first_screen(title, notes), *_together(full, notes)]
     for study in STUDIES:
         methods = [own for run in planned(study.experiment) if (own := _method(study, run))]
         rows = [row for method in methods for row in _rows(full, study, method)]
@@ -82,7 +82,8 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
         parts += [table(headings, rows, texts=texts), found(notes, study.heading)]
     parts += endings(records, EXPERIMENTS, about_missing=notes.get("Not run", ""))
     missing = not_run(records, EXPERIMENTS)
-    return Page("heterogeneous", title, EXPERIMENTS, parts, {}, (), missing)
+    in_short = found(notes, IN_SHORT)
+    return Page("heterogeneous", title, EXPERIMENTS, parts, {}, in_short, not_run=missing)
 
 
 def _together(records: Sequence[Record], notes: Notes) -> list[str]:

@@ -27,13 +27,17 @@ FIRST, OTHERS, ALL = slice(0, 1), slice(1, None), slice(None)
 
 
 class Ordering(NamedTuple):
-    """The sum of some measures minus that of others, and the paper's statement on it, in words."""
+    """The sum of some measures minus that of others, and the paper's statement on it, in words.
+
+    `in_words` is what the table at the top of the page says; other orderings have ''.
+    """
 
     section: str
     text: str
     plus: tuple[Term, ...]
     less: tuple[Term, ...]
     paper: str
+    in_words: str
 
 
 DIGITS_ONLY = "digits"  # section of orderings that are measured on digits only
@@ -67,6 +71,7 @@ def _all_orderings(same_run: Mapping[str, str] = {}) -> list[Ordering]:
                 terms(line["plus"]),
                 terms(line["minus"]),
                 line["paper"],
+                line["in words"],
             )
             for line in csv.DictReader(file)
         ]

@@ -26,11 +26,12 @@ from experiments.studies.mhd.orderings import (
     shared,
     weights_run,
 )
-from experiments.studies.pages import Notes, Page, Plots, Verdict, found, word_of
+from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.sections.cells import NOT_RUN
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import image, listed, table
+from experiments.studies.verdicts import Verdict, judge
 from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_heads import Heads
@@ -53,21 +54,26 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
     full = full_length(records)
     known = _known_runs(full, CIFAR)
     measured = orderings()
-    digits, verdicts = _on_digits(full, notes)
-    parts = ["# Multi-Headed Distillation", notes[""], *digits]
+    parts, verdicts = _on_digits(full, notes)
+    has_digits = bool(verdicts)  # then their verdicts are at the top of the page
     for name, (title, body) in SECTIONS.items():
         of_section = [ordering for ordering in measured if ordering.section == name]
         rows, of_rows = _measured(known, of_section, title)
-        verdicts += of_rows
+        verdicts += [v._replace(is_main=v.is_main and not has_digits) for v in of_rows]
         parts += [f"## {title}", notes.get(title, ""), *body(known, notes, plots)]
         parts += [table(HEADINGS, rows), found(notes, title)]
     beside = "Beside FedMD"
     lines, tables = beside_fed_md(full)
-    verdicts += [Verdict(text, word_of(values, "above 0"), beside) for text, values in lines]
+    verdicts += [
+        judge(text, values, "above 0", beside)._replace(is_main=not has_digits)
+        for text, values in lines
+    ]
     parts += [f"## {beside}", notes[beside], *tables, found(notes, beside)]
     parts += endings(records, EXPERIMENTS)
-    missing = not_run(records, EXPERIMENTS)
-    return Page("mhd", "Multi-Headed Distillation", EXPERIMENTS, parts, plots, verdicts, missing)
+    title = "Multi-Headed Distillation"
+    parts = [*first_screen(title, notes, verdicts), *parts]
+    in_short, missing = found(notes, IN_SHORT), not_run(records, EXPERIMENTS)
+    return Page("mhd", title, EXPERIMENTS, parts, plots, in_short, verdicts, missing)
 
 
 def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Verdict]]:
@@ -77,7 +83,7 @@ def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list
         return [], []
     every = orderings_on_digits()
     measured = [ordering for ordering in every if _difference(known, ordering)]
-    rows, verdicts = _measured(known, measured, ON_DIGITS, "digits: ")
+    rows, verdicts = _measured(known, measured, ON_DIGITS, has_words=True)
     runs = {label: run for label, run in ROWS["digits"].items() if run in known}
     sent = [
         [label, f"{next(iter(record.bytes.values()))['down']:,}"]
@@ -106,19 +112,19 @@ def _known_runs(records: Sequence[Record], experiment: str) -> dict[str, Known]:
 
 
 def _measured(
-    known: KnownRuns, of_section: Sequence[Ordering], title: str, where: str = ""
+    known: KnownRuns, of_section: Sequence[Ordering], title: str, has_words: bool = False
 ) -> tuple[list[list[str]], list[Verdict]]:
-    """(a table's rows, the verdicts); with `where` the rows include the verdicts."""
+    """(a table's rows, the verdicts); `has_words`: whether the rows include the verdicts."""
     rows, verdicts = [], []
     for ordering in of_section:
         differences = _difference(known, ordering)
         shown = mean_difference(differences) if differences else NOT_RUN
         row = [ordering.text, shown, ordering.paper]
         if ordering.paper != "not stated":
-            verdict = Verdict(where + ordering.text, word_of(differences, ordering.paper), title)
-            verdicts.append(verdict)
-            row += [verdict.word] * bool(where)
-        elif where:
+            verdict = judge(ordering.in_words, differences, ordering.paper, title)
+            verdicts.append(verdict._replace(is_main=bool(ordering.in_words)))
+            row += [verdict.word] * has_words
+        elif has_words:
             row.append("")
         rows.append(row)
     return rows, verdicts

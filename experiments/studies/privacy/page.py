@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from experiments.studies.archive import Record
-from experiments.studies.pages import Notes, Page, found
+from experiments.studies.pages import IN_SHORT, Notes, Page, first_screen, found
 from experiments.studies.samples import Sample, common_seeds, sample
 from experiments.studies.sections.cells import NOT_RUN, accuracy
 from experiments.studies.sections.endings import endings, full_length, not_run
@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 def privacy(records: Sequence[Record], notes: Notes) -> Page:
     """For each data set a table: a row per method and model, columns of each budget and its gain."""
     full = full_length(records)
-    parts = ["# Private methods", notes[""]]
+    parts = first_screen("Private methods", notes)
     for heading, experiment in _OF_MODELS.items():
         rows = [
             _of_model(full, experiment, method, model)
@@ -51,7 +51,8 @@ def privacy(records: Sequence[Record], notes: Notes) -> Page:
     parts += [_table(("Data",), rows, "training alone"), found(notes, _PARTIES)]
     parts += endings(records, EXPERIMENTS, about_missing=notes.get("Not run", ""))
     missing = not_run(records, EXPERIMENTS)
-    return Page("privacy", "Private methods", EXPERIMENTS, parts, {}, (), missing)
+    in_short = found(notes, IN_SHORT)
+    return Page("privacy", "Private methods", EXPERIMENTS, parts, {}, in_short, not_run=missing)
 
 
 def _table(firsts: tuple[str, ...], rows: Sequence[_Row], compared_with: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.pages import FOUND, Notes, Page
+from experiments.studies.pages import FOUND, IN_SHORT, Notes, Page, first_screen, found
 from experiments.studies.sections.markdown import table
 from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.report.runs import read_object
@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {
 
 def tuning(studies: Sequence[Study], notes: Notes) -> Page:
     """The best values of each study, and its search space."""
-    parts = ["# Tuning", notes[""]]
+    parts = first_screen("Tuning", notes)
     if studies:
         headings = ["Study", "Method", "Trials", "Rounds per trial", "Best value", "Compilations"]
         searched = ["Study", "Setting", "From", "To", "Scale", "Best"]
@@ -42,9 +42,9 @@ def tuning(studies: Sequence[Study], notes: Notes) -> Page:
             "\n".join(f"- `{study['study']}`: `{study['command']}`" for study in studies),
         ]
     for heading, text in notes.items():
-        if heading.startswith(FOUND):
+        if heading.startswith(FOUND) and heading != FOUND + IN_SHORT:
             parts += [f"## {heading.removeprefix(FOUND)}", text]
-    return Page("tuning", "Tuning", (), parts, {})
+    return Page("tuning", "Tuning", (), parts, {}, found(notes, IN_SHORT))
 
 
 def load_tuning(folder: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from experiments.studies.document import load_results, main, render
 from experiments.studies.own_records import without_missing
-from experiments.studies.pages import OPEN, Page, Verdict
+from experiments.studies.pages import Page
+from experiments.studies.verdicts import OPEN, Verdict
 
 ROOT = Path(__file__).parents[3]
 PAGE = """# A study
@@ -39,7 +40,7 @@ Commands.
 
 def page(text):
     verdicts = [Verdict("it holds", "held", "Table 1"), Verdict("it is open", OPEN, "Claim 1")]
-    return Page("study", "A study", ("study",), [text], {}, verdicts, ("run",))
+    return Page("study", "A study", ("study",), [text], {}, "", verdicts, ("run",))
 
 
 def test_rows_columns_and_sections_that_were_not_run_are_left_out():

@@ -31,8 +31,9 @@ from experiments.studies.codistillation.findings import find, verdict
 from experiments.studies.codistillation.page import codistillation
 from experiments.studies.codistillation.paper_numbers import FIGURE_4, MODELS, run_name
 from experiments.studies.fed_sdd.tables import ORDERINGS, REPORTED, SCALED, STANDS_FOR, tables
-from experiments.studies.pages import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, anchor, read_notes
+from experiments.studies.pages import read_notes
 from experiments.studies.settings import OWN, UNREAD, flat, settings, without
+from experiments.studies.verdicts import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, anchor, decided
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES, METHODS
 from fedcodist.configs import digits_codist
@@ -254,9 +255,19 @@ def test_a_difference_of_differences_adds_the_variances():
 def test_single_seeds_have_the_binomial_interval():
     estimate = contrast([[50.0]], [[50.0]], 10_000)
     assert estimate.half_width == pytest.approx(1.96 * math.sqrt(2 * 0.5 * 0.5 / 10_000) * 100)
-    assert estimate.kind == "binomial"
-    assert contrast([[40.0, 41.0, 42.0]], [[50.0]], 10_000).kind == "binomial"
+    assert estimate.kind == "one seed"
+    assert contrast([[40.0, 41.0, 42.0]], [[50.0]], 10_000).kind == "one seed"
     assert contrast([[50.0]], [[50.0]], 40_000).half_width == pytest.approx(estimate.half_width / 2)
+
+
+def test_single_seeds_have_the_spread_of_other_runs_too():
+    ours, theirs = [40.0, 41.0, 42.0], [50.0]
+    variance = (41 * 59 + 50 * 50) / 10_000 + 0.7**2 * (1 / 3 + 1)
+    estimate = contrast([ours], [theirs], 10_000, seeds_deviation=0.7)
+    assert estimate.half_width == pytest.approx(1.96 * math.sqrt(variance))
+    # Several seeds of each know their own spread.
+    several = ([ours], [[50.0, 51.0]], 10_000)
+    assert contrast(*several, seeds_deviation=0.7) == contrast(*several)
 
 
 def test_no_spread_at_all():
@@ -466,6 +477,39 @@ def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
 # Claims
 
 
+@pytest.mark.parametrize(
+    ("value", "half_width", "expected", "word"),
+    [
+        (2.0, 1.9, "above 0", HELD),
+        (2.0, 2.1, "far above 0", UNDECIDED),
+        (-2.0, 1.9, "above 0", DID_NOT_HOLD),
+        (-2.0, 1.9, "below 0 from some weight on", HELD),
+        (2.0, 1.9, "below 0", DID_NOT_HOLD),
+        (0.0, 0.0, "above 0", UNDECIDED),
+        (0.5, 0.4, "about 0", HELD),
+        (0.5, 0.6, "about 0", UNDECIDED),
+        (3.0, 1.9, "about 0, if the graph is complete", DID_NOT_HOLD),
+        (5.0, 1.0, "about 0 or above", HELD),
+        (-5.0, 3.0, "about 0 or above", DID_NOT_HOLD),
+        (4.0, 0.9, "a little above 0", HELD),
+        (4.0, 1.1, "a little above 0", UNDECIDED),
+        (12.0, 1.0, "a little above 0", DID_NOT_HOLD),
+        (5.0, 0.9, "at most 6", HELD),
+        (8.0, 1.9, "at most 6", DID_NOT_HOLD),
+        (50.0, None, "above 0", UNDECIDED),
+    ],
+)
+def test_a_difference_is_judged_by_its_whole_interval(value, half_width, expected, word):
+    assert decided(value, half_width, expected) == word
+
+
+@given(st.floats(-9, 9), st.floats(0.1, 9), st.sampled_from(["above 0", "below 0"]))
+def test_a_sign_and_its_opposite_are_never_both_held(value, half_width, expected):
+    opposite = {"above 0": "below 0", "below 0": "above 0"}[expected]
+    mirrored = {HELD: DID_NOT_HOLD, DID_NOT_HOLD: HELD, UNDECIDED: UNDECIDED}
+    assert decided(value, half_width, opposite) == mirrored[decided(value, half_width, expected)]
+
+
 def verdicts(folder):
     """Claim -> verdict."""
     read = archive.load_records(folder)
@@ -482,8 +526,15 @@ def finding(folder, text):
     return find(comparison, archive.load_records(folder))
 
 
-LIFTS, SMALLEST, *_ = (claim.text for claim in claims())
-OUT_OF_DOMAIN = "Out-of-domain data: the small model gains in all six cells"
+OF_LARGE, SMALLEST = (
+    "MergedCodist with in-domain images lifts the large model, at 3,100 and 4,700 examples",
+    "With MergedCodist and in-domain images the large model gains more at 3,100 examples than at "
+    "4,700, and than at 6,300",
+)
+OUT_OF_DOMAIN = (
+    "MergedCodist with images of CIFAR-10 lifts the small model, at 3,100, 4,700 and 6,300 examples"
+)
+AS_IT_IS = "PeriodicCodist with images of CIFAR-10 leaves the large model as it is, at 4,700 examples"
 
 
 def test_the_papers_own_numbers_meet_its_claims(tmp_path):
@@ -492,7 +543,8 @@ def test_the_papers_own_numbers_meet_its_claims(tmp_path):
             paper = find(comparison, []).paper
             terms = itertools.chain(*comparison.terms)
             assert (paper is None) == (FIGURE_4 in {term.experiment for term in terms})
-            assert paper is None or paper > 0
+            is_equal = comparison.expected == "about 0"
+            assert paper is None or (abs(paper) < 1 if is_equal else paper > 0)
     assert set(verdicts(whole_table(tmp_path)).values()) == {HELD}
 
 
@@ -511,7 +563,9 @@ def test_the_papers_differences_are_those_of_its_table():
 
 def test_mirrored_numbers_refute_the_claims(tmp_path):
     whole_table(tmp_path, lambda run, model, accuracy: 70 - accuracy)
-    assert set(verdicts(tmp_path).values()) == {DID_NOT_HOLD}
+    found = verdicts(tmp_path)
+    assert found.pop(AS_IT_IS) == HELD
+    assert set(found.values()) == {DID_NOT_HOLD}
 
 
 def test_without_runs_nothing_is_decided(tmp_path):
@@ -521,14 +575,14 @@ def test_without_runs_nothing_is_decided(tmp_path):
 
 def test_one_missing_run_leaves_a_claim_open(tmp_path):
     found = verdicts(whole_table(tmp_path, skip=("merged_codistillation,3100,in_domain",)))
-    assert found[LIFTS] == found[SMALLEST] == OPEN
+    assert found[OF_LARGE] == found[SMALLEST] == OPEN
     assert found[OUT_OF_DOMAIN] == HELD
 
 
 def test_runs_of_unequal_length_are_not_compared(tmp_path):
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0}, rounds=1500)
     record(tmp_path, MERGED, {"small": 90.0, "large": 90.0}, rounds=300)
-    assert verdicts(tmp_path)[LIFTS] == OPEN
+    assert verdicts(tmp_path)[OF_LARGE] == OPEN
     short = section(text_of(tmp_path), "## Runs too short to decide")
     (cells,) = row(short, "MergedCodist | 4,700 | small")
     assert cells[3] == "no FedAvg run with these settings"
@@ -546,13 +600,13 @@ def test_short_runs_decide_nothing(tmp_path):
     for run, accuracy in runs.items():
         record(tmp_path, run, {"small": accuracy, "large": accuracy}, rounds=300)
     found = finding(tmp_path, "MergedCodist, in-domain, 4,700, large: above FedAvg")
-    assert found.ours.value == pytest.approx(60) and found.decided == "not enough rounds"
-    assert verdicts(tmp_path)[LIFTS] == OPEN
+    assert found.ours.value == pytest.approx(60) and found.word == "not enough rounds"
+    assert verdicts(tmp_path)[OF_LARGE] == OPEN
 
 
 def test_a_difference_within_its_interval_decides_nothing(tmp_path):
     whole_table(tmp_path, lambda run, model, accuracy: 30.0)
-    assert verdicts(tmp_path)[LIFTS] == UNDECIDED
+    assert verdicts(tmp_path)[OF_LARGE] == UNDECIDED
 
 
 RATES, LENGTHS, SEEDS = (0.1, 0.2), (300, 1500), (0, 1)
@@ -604,7 +658,7 @@ def test_gains_are_between_runs_of_equal_settings_of_the_run_that_is_shown(runs)
         found = find(gain("merged_codistillation", 4700, "in_domain", model), read)
         shown = samples_lib.sample(read, TABLE, MERGED, model)
         place = 2 - MODELS.index(model)
-        assert (found.decided == "runs missing") == (shown is None)
+        assert (found.word == "runs missing") == (shown is None)
         if shown is None:
             continue
         rate, length = (runs[int(str(shown.records[0].path))][i] for i in (3 - place, 3))
@@ -618,7 +672,7 @@ def test_gains_are_between_runs_of_equal_settings_of_the_run_that_is_shown(runs)
             assert found.ours.value == pytest.approx(40)
             assert found.rounds == length
         else:
-            assert found.decided == "no FedAvg run with these settings"
+            assert found.word == "no FedAvg run with these settings"
 
 
 def test_without_a_baseline_of_its_settings_a_gain_says_so(tmp_path):
@@ -626,7 +680,7 @@ def test_without_a_baseline_of_its_settings_a_gain_says_so(tmp_path):
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 30.0})
     record(tmp_path, MERGED, {"small": 90.0, "large": 90.0}, **slow)
     text = "MergedCodist, in-domain, 4,700, small: above FedAvg"
-    assert finding(tmp_path, text).decided == "no FedAvg run with these settings"
+    assert finding(tmp_path, text).word == "no FedAvg run with these settings"
     record(tmp_path, "fed_avg,4700", {"small": 80.0, "large": 80.0}, file="old", date="", **slow)
     assert finding(tmp_path, text).ours.value == pytest.approx(10)
     # FedAvg's row has the newer one.
@@ -640,7 +694,7 @@ def test_in_domain_and_other_images_are_compared_with_equal_settings(tmp_path):
     far = MERGED.replace("in_domain", "cifar10")
     record(tmp_path, MERGED, {"small": 30.0, "large": 30.0})
     record(tmp_path, far, {"small": 30.0, "large": 20.0}, algorithm={"alpha": 0.5})
-    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    assert finding(tmp_path, text).word == "no runs with equal settings"
     record(tmp_path, far, {"small": 30.0, "large": 25.0}, file="other")
     assert finding(tmp_path, text).ours.value == pytest.approx(5)
     # The shorter run of both, as the longer one has no counterpart.
@@ -655,7 +709,7 @@ def test_methods_are_compared_with_their_own_settings_on_equal_data(tmp_path):
     text = "large, 4,700: PeriodicCodist above MergedCodist"
     record(tmp_path, PERIODIC, {"small": 30.0, "large": 30.0}, algorithm={"steps": 200})
     record(tmp_path, MERGED, {"small": 30.0, "large": 28.0}, data={"num_unlabelled": 600})
-    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    assert finding(tmp_path, text).word == "no runs with equal settings"
     own = {"algorithm": {"steps": 32, "alpha": 0.5}, "pools": {"large": {"teaching": {"decay": 1}}}}
     record(tmp_path, MERGED, {"small": 30.0, "large": 29.0}, file="own", **own)
     assert finding(tmp_path, text).ours.value == pytest.approx(1)
@@ -668,13 +722,13 @@ def test_gains_at_two_sizes_are_compared_with_equal_settings(tmp_path):
         run = MERGED.replace("4700", size)
         record(tmp_path, run, {"small": 30.0, "large": value}, **changes)
         record(tmp_path, f"fed_avg,{size}", {"small": 30.0, "large": 30.0}, **changes)
-    assert finding(tmp_path, text).decided == "no runs with equal settings"
+    assert finding(tmp_path, text).word == "no runs with equal settings"
     record(tmp_path, MERGED, {"small": 30.0, "large": 34.0}, file="equal")
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 31.0}, file="equal_baseline", date="")
     found = finding(tmp_path, text)
-    assert found.ours is not None and found.decided == "yes"
+    assert found.ours is not None and found.word == HELD
     (tmp_path / TABLE / "fed_avg-3100(0,)1500.json").unlink()
-    assert finding(tmp_path, text).decided == "no FedAvg run with these settings"
+    assert finding(tmp_path, text).word == "no FedAvg run with these settings"
 
 
 def test_gains_at_two_sizes_are_compared_at_the_longest_common_length(tmp_path):
@@ -699,8 +753,19 @@ def test_cells_show_both_models_their_spread_and_the_paper(tmp_path):
     assert fed_avg[1] == "31.00 / not run (1 seed)"
     assert merged[1] == "not run"
     (gain,) = row(table, "MergedCodist | 4,700 | small")
-    share = 1.96 * math.sqrt((33.5 * 66.5 + 31 * 69) / 10_000)
-    assert gain[3:] == [f"+2.50 ± {share:.2f}", "binomial", "1,500", "+2.02", "inside"]
+    share = 1.96 * math.sqrt((33.5 * 66.5 + 31 * 69) / 10_000 + 0.5 * (1 / 2 + 1))
+    assert gain[3:] == [f"+2.50 ± {share:.2f}", "one seed", "1,500", "+2.02", "yes"]
+
+
+def test_a_run_with_one_seed_has_the_spread_of_those_with_several(tmp_path):
+    for run, small in ((MERGED, [33.0, 34.0]), (PERIODIC, [30.0, 34.0])):
+        record(tmp_path, run, {"small": small, "large": [30.0, 30.0]}, seeds=(0, 1))
+    # Short runs and held-out data have other spreads.
+    record(tmp_path, MERGED, {"small": [3.0, 34.0]}, seeds=(0, 1), rounds=300, file="short")
+    record(tmp_path, "fed_avg,4700", {"small": 31.0, "large": 29.0})
+    text = "MergedCodist, in-domain, 4,700, small: above FedAvg"
+    variances = (33.5 * 66.5 + 31 * 69) / 10_000 + (0.5 + 8) / 2 * (1 / 2 + 1)
+    assert finding(tmp_path, text).ours.half_width == pytest.approx(1.96 * math.sqrt(variances))
 
 
 def test_the_papers_gain_outside_our_interval_is_said_so(tmp_path):
@@ -1062,7 +1127,7 @@ def test_a_method_has_one_colour_and_marker_of_its_own():
 def test_the_index_is_short_and_its_links_lead_to_headings(project):
     _, texts = project
     index = texts[ROOT / "RESULTS.md"]
-    assert len(index.splitlines()) <= 80
+    assert len(index.splitlines()) <= 110
     links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", index)
     assert len(links) > 30
     for target, place in links:
@@ -1266,6 +1331,13 @@ def rendered(folder):
     return text_of(folder, "fed_sdd")
 
 
+def verdict_of(text, claim):
+    """The verdict of the table at the top, the paper's number and ours."""
+    (line,) = [line for line in text.splitlines() if f"| [{claim}](" in line]
+    word, _, *numbers = [cell.strip() for cell in line.strip("|").split("|")]
+    return [word.strip("*"), *numbers]
+
+
 def test_fedsdd_s_scaled_runs_stand_beside_the_papers(tmp_path):
     fedsdd_record(tmp_path, SCALED, "fed_avg", {"main": [30.0, 34.0, 32.0]})
     fedsdd_record(
@@ -1275,10 +1347,10 @@ def test_fedsdd_s_scaled_runs_stand_beside_the_papers(tmp_path):
     row = ["FedSDD, R = 1", "35.17 ± 1.89", "80.18 ± 2.38", "37.33 ± 2.08", "81.39"]
     assert row_of(text, "FedSDD, R = 1") == row
     assert row_of(text, "SCAFFOLD")[:3] == ["SCAFFOLD", "not run", "80.08 ± 1.53"]
-    above = row_of(text, "FedSDD, R = 1, above FedAvg")
     low, high = stats.t.interval(0.95, 2, np.mean([3, 2, 4.5]), stats.sem([3, 2, 4.5]))
-    assert above[1:] == [f"+3.17 ± {(high - low) / 2:.2f}", "paired", "yes", "+1.46"]
-    assert row_of(text, "FedSDD, R = 4, above FedAvg")[1] == "not run"
+    above = verdict_of(text, "FedSDD, R = 1, above FedAvg")
+    assert above == [HELD, "+1.46", f"+3.17 ± {(high - low) / 2:.2f}"]
+    assert verdict_of(text, "FedSDD, R = 4, above FedAvg") == [OPEN, "+3.49", ""]
     missing = section(text, "## Not run")
     assert '--only "scaffold"' in missing and '--only "fed_avg"' not in missing
     assert "fedsdd_table7.py" in missing
@@ -1291,7 +1363,7 @@ def test_fedsdd_s_first_runs_are_too_short_to_decide(tmp_path):
     for path in (tmp_path / SCALED).glob("*.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"full_rounds": 12}))
     text = rendered(tmp_path)
-    assert row_of(text, "FedDF above FedAvg")[1] == "not run"
+    assert verdict_of(text, "FedDF above FedAvg")[::2] == [OPEN, ""]
     assert "33.00 ± 0.00 †" in section(text, "## Runs too short to decide")
 
 
@@ -1300,10 +1372,11 @@ def test_fedsdd_s_runs_with_other_settings_are_not_compared(tmp_path):
     more = {"training": {"epochs": 3}}
     fedsdd_record(tmp_path, SCALED, "fed_df", {"main": [33.0, 36.0]}, seeds=(0, 1), **more)
     text = rendered(tmp_path)
-    assert row_of(text, "FedDF above FedAvg")[1] == "no runs with equal settings"
+    assert verdict_of(text, "FedDF above FedAvg")[::2] == [OPEN, "no runs with equal settings"]
     # Only the seeds that both have.
     fedsdd_record(tmp_path, SCALED, "fed_prox", {"main": [33.0, 36.0, 9.0]}, seeds=(1, 2, 3))
-    assert row_of(rendered(tmp_path), "FedProx above FedAvg")[1:3] == ["-1.00 ± 1.31", "binomial"]
+    shown = verdict_of(rendered(tmp_path), "FedProx above FedAvg")
+    assert shown == [UNDECIDED, "+0.72", "-1.00 ± 1.31 ‡"]
 
 
 def test_fedsdd_s_tables_that_were_run_are_shown_with_their_neighbours(tmp_path):
