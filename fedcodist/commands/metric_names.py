@@ -52,9 +52,11 @@ def _of_models(config: ConfigDict) -> list[str]:
     from fedcodist.config.algorithm import build_algorithm
     from fedcodist.config.data import load_data
     from fedcodist.config.division import divided
+    from fedcodist.config.metrics import with_metrics
 
     config = divided(config)
     algorithm = build_algorithm(config, load_data(config.data))
+    algorithm = with_metrics(algorithm, config.get("metrics", {}))
     models = [predictor.model for predictor in algorithm.predictors.values()]
     models += [
         personal.model for pool in algorithm.personal_models.values() for personal in pool.values()

@@ -24,6 +24,8 @@ from fedcodist.config import command_line
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.report.partition_plot import KINDS, label_counts, plot_partition
 
+LABEL = "label"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 2 for a mistake of the user's."""
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", required=True, help="FILE or FILE:RUN")
     parser.add_argument("--plot", type=Path, help="write the picture here")
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
-    parser.add_argument("--column", default="label", help="column of labels (default: label)")
+    parser.add_argument("--column", help=f"column of labels (default: {LABEL})")
     parser.add_argument("--split", default="train", help="whose clients (default: train)")
     options, settings = parser.parse_known_args(arguments)
     values = flags.FlagValues()
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         print(_description(data, options.column))
         if options.plot is not None:
             options.plot.parent.mkdir(parents=True, exist_ok=True)
-            plot_partition(data, options.plot, options.column, options.kind)
+            plot_partition(data, options.plot, options.column or LABEL, options.kind)
             print(f"wrote {options.plot}")
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
@@ -67,15 +69,21 @@ def _split(config: ConfigDict, split: str) -> FederatedData:
     return splits[split]
 
 
-def _description(data: FederatedData, column: str) -> str:
-    """Clients, examples and, where there is such a column, labels; a line each."""
+def _description(data: FederatedData, column: str | None) -> str:
+    """Clients, examples and, where there is such a column, labels; a line each.
+
+    Raises:
+      ValueError: the column was named, and does not exist.
+    """
     lines = [
         f"clients              {data.num_clients:,}",
         f"examples             {data.num_examples:,}",
         f"examples per client  {_range(data.client_sizes)}",
     ]
-    if column in data.columns:
-        labels, counts = label_counts(data, column)
+    if column not in (None, *data.columns):
+        raise ValueError(f"--column must be one of {sorted(data.columns)}, got {column!r}.")
+    if (labelled := column or LABEL) in data.columns:
+        labels, counts = label_counts(data, labelled)
         lines += [
             f"labels               {len(labels):,}",
             f"labels per client    {_range((counts > 0).sum(axis=1))}",

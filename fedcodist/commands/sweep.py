@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
 from fedcodist.config.config_file import config_of, load_config_file, runs_of
@@ -41,7 +41,9 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or the status of the last run that failed."""
     parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # fedcodist.cli looks for --workdir too
     )
     parser.add_argument("--config", required=True, help="config file with get_runs()")
     parser.add_argument("--workdir", type=Path, help="folder of the run folders; not for --list")
@@ -61,9 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         check_integer("--at-once", settings.at_once, low=1, high=_MOST_AT_ONCE)
         configs = {}
         for run in runs:
-            config = config_of(module, f"{settings.config}:{run}", run)
-            _check_settings(settings.config, run, others)
-            configs[run] = config.to_json_best_effort()
+            config_of(module, f"{settings.config}:{run}", run)
+            configs[run] = _with_settings(settings.config, run, others).to_json_best_effort()
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
     if settings.list:
@@ -92,9 +93,10 @@ def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
     return [r for r in runs if not patterns or any(fnmatch.fnmatchcase(r, p) for p in patterns)]
 
 
-def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
-    """Raises one of PARSE_ERRORS for a setting that the run does not have, or a value of another type.
+def _with_settings(path: str, run: str, others: Sequence[str]) -> ConfigDict:
+    """The run's config with the settings of the command line.
 
+    Raises one of PARSE_ERRORS for a setting that the run does not have, or a value of another type.
     Arguments that are not of the form --config.name=value are left to `fedcodist.commands.run`.
     """
     given = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
@@ -105,6 +107,7 @@ def _check_settings(path: str, run: str, others: Sequence[str]) -> None:
         command_line.parse(arguments, values, required=("config",))
     except (ValueError, TypeError) as error:
         raise ValueError(f"run {run!r}: {error}") from None
+    return values["config"].value
 
 
 def _run_all(

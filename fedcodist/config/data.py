@@ -37,6 +37,7 @@ DIGITS_SCALE = augmentation.image_preprocess(
     augmentation.normalise((0.3,), (0.37,), scale=LARGEST_DIGIT_PIXEL)
 )
 DIGITS_CLASSES = 10
+DEALT = ("digits", "prepared")  # what `data.partition` deals to clients anew
 
 
 class Data(NamedTuple):
@@ -81,6 +82,11 @@ class Data(NamedTuple):
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
     own_preprocessing: dict[str, Any] = referenced_preprocessing(settings)
+    if settings.get("partition") and not (is_reference(settings.name) or settings.name in DEALT):
+        raise ValueError(
+            f"data.partition must be None with data.name={settings.name!r}: only {list(DEALT)} and data "
+            "of one's own are dealt to clients anew."
+        )
     data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
     if "preprocess" in own_preprocessing and data.public is not None:
         public = data.public._replace(preprocess=own_preprocessing["preprocess"])
@@ -112,6 +118,11 @@ def _referenced(settings: ConfigDict) -> Data:
     """Data of one's own: see `fedcodist.config.referenced_data`."""
     loaded = referenced_data(settings)
     if isinstance(loaded, Data):
+        if settings.get("partition"):
+            raise ValueError(
+                f"data.partition must be None: data.name {settings.name!r} returns a Data, whose "
+                "examples are dealt already."
+            )
         return loaded
     splits = checked_splits(settings.name, loaded)
     if (partition := settings.get("partition")) is not None:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import named
-from fedcodist.config.data_prepared import prepared_folder
+from fedcodist.config.data_prepared import check_columns, prepared_folder
 from fedcodist.core import metrics
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.layer_outputs import of_logits
@@ -127,6 +127,9 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     needed = {"train", "held_out", "test", "vocabulary"} | ({"news"} if is_news else set())
     if missing := needed - set(prepared):
         raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+    if not is_news:
+        examples = {name: prepared[name] for name in ("train", "held_out", "test")}
+        check_columns("data.folder", settings.folder, examples, ("tokens", "label"))
     pieces = prepared["vocabulary"].num_examples
     splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
     train, count, seed = prepared["train"], settings.num_clients, settings.seed

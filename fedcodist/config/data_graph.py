@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import choice, named
-from fedcodist.config.data_prepared import prepared_folder, prepared_images
+from fedcodist.config.data_prepared import check_columns, prepared_folder, prepared_images
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid
@@ -134,9 +134,9 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
                 f"data.{setting}: the folder {settings.folder} has no split {split!r}, only "
                 f"{sorted(splits)}."
             )
-    prepared_images(
-        "data.folder", settings.folder, {n: splits[n] for n in ("train", settings.tested)}
-    )
+    used = {name: splits[name] for name in ("train", settings.tested)}
+    prepared_images("data.folder", settings.folder, used)
+    check_columns("data.folder", settings.folder, used, ("label",))
     train, test, held_out = (
         {name: splits[split].columns[name] for name in ("image", "label")}
         if split in splits

@@ -1,14 +1,15 @@
 """Reads the prepared folders that configs name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedcodist.config.references import is_reference
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.prepared import load_prepared, manifest
+from fedcodist.data.prepared import MANIFEST, load_prepared, manifest
 
 
 def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
@@ -19,6 +20,18 @@ def prepared_folder(setting: str, folder: str) -> dict[str, FederatedData]:
             "program datasets/*/prepare.py makes it."
         )
     return load_prepared(folder)
+
+
+def check_columns(
+    setting: str, folder: str, splits: Mapping[str, FederatedData], columns: Sequence[str]
+) -> None:
+    """Raises ValueError that names the split which lacks one of the columns."""
+    for name, data in splits.items():
+        if missing := set(columns) - set(data.columns):
+            raise ValueError(
+                f"{setting} {folder} must have a column {min(missing)!r} in split {name!r}, got "
+                f"{sorted(data.columns)}."
+            )
 
 
 def prepared_images(
@@ -78,5 +91,9 @@ def data_checksums(settings: ConfigDict) -> dict[str, str]:
 
 
 def _prepared_folders(settings: ConfigDict) -> list[str]:
-    folders = (settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_"))
-    return [folder for folder in folders if folder is not None]
+    """The folders that the settings name; a loader of one's own may read one that was not prepared."""
+    named = (settings.get(f"{kind}folder") for kind in ("", "unlabelled_", "public_"))
+    folders = [folder for folder in named if folder is not None]
+    if is_reference(settings.get("name")):
+        folders = [folder for folder in folders if (Path(folder) / MANIFEST).is_file()]
+    return folders

@@ -33,7 +33,7 @@ from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
 from fedcodist.config.optimizers import optimizer_of
 from fedcodist.config.party_privacy import party_noise_multiplier, private_sum
-from fedcodist.config.referenced_networks import referenced_model
+from fedcodist.config.referenced_networks import classes_of, referenced_model
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
@@ -126,15 +126,6 @@ def public_of(data: Data) -> Any:
             f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods that need public examples."
         )
     return data.public
-
-
-def classes_of(data: Data) -> int:
-    """How many outputs parties' networks need: one for each label, of public examples too."""
-    if data.public is not None:
-        return data.public.num_classes
-    if data.num_classes is None:
-        raise ValueError("data.name must be of labelled images for methods of parties.")
-    return data.num_classes
 
 
 def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:

@@ -265,7 +265,8 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     if optimizer := algorithm.get("optimizer"):
         networks["optimizer"] = optimizer
     code = described_references(config)
-    if of_networks := {name: code[name] for name in code if name.startswith("parties.")}:
+    of_models = ("parties.", "data.preprocess")
+    if of_networks := {name: code[name] for name in code if name.startswith(of_models)}:
         networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits
     return {
         "data": config.data.to_dict(),

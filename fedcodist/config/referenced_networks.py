@@ -105,9 +105,17 @@ def example_of(data: Data) -> jax.Array:
 
 
 def classes_of(data: Data) -> int:
-    """How many outputs a classifier of the data needs."""
+    """How many outputs a classifier of the data needs: one for each label, of public examples too.
+
+    Raises:
+      ValueError: the examples have no labels.
+    """
     classes = data.num_classes if data.public is None else data.public.num_classes
-    return number_of_classes(data.splits) if classes is None else classes
+    if classes is not None:
+        return classes
+    if not any("label" in split.columns for split in data.splits.values()):
+        raise ValueError("data.name must be of labelled examples, which have a column 'label'.")
+    return number_of_classes(data.splits)
 
 
 def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[str, int]:

@@ -70,7 +70,7 @@ def check_stream(size: str, batch_size: Any, steps: str, count: Any, low: int = 
     """
     check_integer(size, batch_size, low=1, high=LARGEST_BATCH)
     check_integer(steps, count, low=low)
-    if count * batch_size > LARGEST_INTEGER:
+    if int(count) * int(batch_size) > LARGEST_INTEGER:
         raise ValueError(
             f"{steps} must be at most {LARGEST_INTEGER // batch_size:,} with batches of {batch_size}, "
             f"got {count}."
@@ -144,7 +144,8 @@ def shown(value: Any, longest: int = 60) -> str:
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python does not write integers of more than 4,300 digits
-        text = f"an integer of {value.bit_length()} bits"
+        is_integer = isinstance(value, int)
+        text = f"an integer of {value.bit_length()} bits" if is_integer else type(value).__name__
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
-from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.metrics import Statistic
+from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
+from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any
 
@@ -33,7 +34,7 @@ class LayerOutputs(NamedTuple):
     is_real: Any = None
 
 
-def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **options: Any) -> Model:
+def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any) -> Model:
     """Makes a Model from a Flax linen module. Its `hidden` are the outputs of some submodules.
 
     Feature maps [batch, height, width, channels] are averaged over positions. Parameters and their
@@ -41,7 +42,7 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
 
     Args:
       module: a `flax.linen.Module` that returns logits.
-      example: inputs with a leading batch axis.
+      example: inputs with a leading batch axis; several columns as a dictionary.
       layers: submodules' names in the network's order, such as 'Dense_0' or 'block1/Conv_0'.
       options: as in `from_flax_linen`.
 
@@ -75,7 +76,9 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
         return LayerOutputs(logits, tuple(pooled(outputs[name]) for name in layers)), mutable
 
     def names(key: jax.Array) -> None:
-        paths.extend(called(plain.init(key), {options.get("inputs", "image"): example}, {})[1])
+        inputs = options.get("inputs", "image")
+        columns = {inputs: example} if isinstance(inputs, str) else example
+        paths.extend(called(plain.init(key), columns, {})[1])
 
     paths: list[str] = []
     jax.eval_shape(names, jax.eval_shape(lambda: jax.random.key(0)))
@@ -85,9 +88,15 @@ def with_layers(module: Any, example: jax.Array, layers: Sequence[str], **option
             raise ValueError(f"layers must be of {known}, got {name!r}.")
     return plain._replace(
         apply=apply,
-        loss=of_logits(cross_entropy),
-        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+        loss=of_logits(plain.loss),
+        metrics={name: _metric_of_logits(metric) for name, metric in plain.metrics.items()},
     )
+
+
+def _metric_of_logits(metric: Statistic | SummedMetric) -> Statistic | SummedMetric:
+    if isinstance(metric, SummedMetric):
+        return metric._replace(sums=of_logits(metric.sums))
+    return of_logits(metric)
 
 
 def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[Any, Any], Any]:

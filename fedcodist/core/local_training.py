@@ -152,7 +152,7 @@ def train_client(
     Raises:
       ValueError, TypeError: names the field of `training` that is not allowed.
     """
-    check_training("training", training, 0, learning_rate)
+    check_training("training", training, learning_rate=learning_rate)
     batch_size, epochs = batch_size_for(training.batch_size, data.capacity), training.epochs
     if epochs * (data.capacity + batch_size) > LARGEST_INTEGER:
         raise ValueError(

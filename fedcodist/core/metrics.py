@@ -188,7 +188,7 @@ def mean(statistic: Statistic) -> Metric:
     def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, weights = statistic(outputs, batch)
         weights = weights * mask
-        return jnp.sum(values * weights), jnp.sum(weights)
+        return jnp.sum(_weighted(values, weights)), jnp.sum(weights)
 
     return Metric(lambda: (jnp.zeros(()), jnp.zeros(())), evaluate, _add, _ratio)
 
@@ -211,7 +211,7 @@ def grouped_mean(
         values, weights = statistic(outputs, batch)
         weights = weights * mask
         index = group(batch)
-        total = jax.ops.segment_sum(values * weights, index, num_groups)
+        total = jax.ops.segment_sum(_weighted(values, weights), index, num_groups)
         return total, jax.ops.segment_sum(weights, index, num_groups)
 
     return Metric(init, evaluate, _add, _ratio)
@@ -249,6 +249,11 @@ def grouped_sums(
         return jax.tree.map(total, metric.sums(outputs, batch))
 
     return Metric(init, evaluate, _add, jax.vmap(metric.compute))
+
+
+def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Values times weights; 0 where the weight is 0, even if the value is NaN."""
+    return jnp.where(weights != 0, values * weights, 0)
 
 
 def _real(values: jax.Array, mask: jax.Array) -> jax.Array:

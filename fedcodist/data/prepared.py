@@ -27,7 +27,7 @@ from fedcodist.data.federated_data import FederatedData
 
 FORMAT_VERSION = 1
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _OFFSETS = "offsets"
 _CLIENT_IDS = "client_ids"
 # Names become file names: nothing that leaves the folder or that some file system cannot hold.
@@ -122,7 +122,7 @@ def save_prepared(
             "splits": entries,
         }
         content["sha256"] = _content_sha256(content)
-        with open(partial / _MANIFEST, "w", encoding="utf-8", newline="\n") as file:
+        with open(partial / MANIFEST, "w", encoding="utf-8", newline="\n") as file:
             json.dump(content, file, indent=2, sort_keys=True)
             file.write("\n")
             _flush(file)
@@ -164,12 +164,12 @@ def load_prepared(
             offsets, client_ids = arrays.pop(_OFFSETS), arrays.pop(_CLIENT_IDS)
         except (KeyError, TypeError, AttributeError) as error:
             raise PreparedDataError(
-                f"{folder / _MANIFEST}: split {split!r} is not described as expected ({error!r})"
+                f"{folder / MANIFEST}: split {split!r} is not described as expected ({error!r})"
             ) from None
         extra = {path.stem for path in (folder / split).glob("*.npy")} - set(files)
         if extra:
             path = folder / split / f"{min(extra)}.npy"
-            raise PreparedDataError(f"{path} is not listed in {_MANIFEST}")
+            raise PreparedDataError(f"{path} is not listed in {MANIFEST}")
         try:
             result[split] = FederatedData(arrays, offsets, client_ids, allow_empty)
         except (TypeError, ValueError) as error:
@@ -183,7 +183,7 @@ def manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       PreparedDataError: it is missing, cannot be read, was edited or has another version.
     """
-    path = Path(folder) / _MANIFEST
+    path = Path(folder) / MANIFEST
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -257,12 +257,12 @@ def _read_array(path: Path, described: dict[str, Any], mmap: bool, verify: bool)
     size = path.stat().st_size
     if size != described["bytes"]:
         raise PreparedDataError(
-            f"{path} has {size} bytes, {_MANIFEST} says {described['bytes']}: truncated or edited"
+            f"{path} has {size} bytes, {MANIFEST} says {described['bytes']}: truncated or edited"
         )
     try:
         if verify and _file_sha256(path) != described["sha256"]:
             raise PreparedDataError(
-                f"{path} differs from its sha256 in {_MANIFEST}: corrupt or edited"
+                f"{path} differs from its sha256 in {MANIFEST}: corrupt or edited"
             )
         map_it = mmap and 0 not in described["shape"]  # nothing to map in an array of no elements
         array = np.load(path, mmap_mode="r" if map_it else None, allow_pickle=False)
@@ -273,7 +273,7 @@ def _read_array(path: Path, described: dict[str, Any], mmap: bool, verify: bool)
         raise PreparedDataError(f"{path} cannot be read as an array: {error}") from None
     if array.dtype.str != described["dtype"] or list(array.shape) != described["shape"]:
         raise PreparedDataError(
-            f"{path} holds {array.dtype.str} {list(array.shape)}, {_MANIFEST} says "
+            f"{path} holds {array.dtype.str} {list(array.shape)}, {MANIFEST} says "
             f"{described['dtype']} {described['shape']}"
         )
     if start + array.nbytes != size:  # NumPy reads a file that is longer than its header says

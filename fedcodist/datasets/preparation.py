@@ -86,7 +86,7 @@ def check_is_file(source: Path) -> None:
     if not source.exists():
         raise ValueError(f"--source {source} does not exist")
     if not source.is_file():
-        raise ValueError(f"--source {source} is neither a file nor a folder")
+        raise ValueError(f"--source {source} must be a file")
 
 
 def file_checksum(path: Path, algorithm: str) -> str:

@@ -191,7 +191,12 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
 
     def mean(batch: Batch) -> jax.Array:
         shape = jax.eval_shape(lambda: outputs(batch, 0))
-        add = lambda index, total: total + weights[index] * outputs(batch, index)
+
+        def add(index: Any, total: jax.Array) -> jax.Array:
+            weight = weights[index]
+            # A member without weight may have diverged; 0 times infinity is not a number.
+            return total + jnp.where(weight > 0, weight * outputs(batch, index), 0)
+
         dtype = jnp.promote_types(shape.dtype, weights.dtype)
         total = jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, dtype))
         return total / jnp.sum(weights)

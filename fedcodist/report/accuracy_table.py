@@ -72,7 +72,9 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     reached = "–" if last is None else str(last)
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
-    return Row(method.label, model, accuracy, up, down, rounds, epsilon_of(method.runs[0].summary))
+    epsilons = (epsilon_of(run.summary) for run in method.runs)  # an unfinished run has no summary
+    epsilon = next((each for each in epsilons if each is not None), None)
+    return Row(method.label, model, accuracy, up, down, rounds, epsilon)
 
 
 def epsilon_of(summary: Mapping[str, Any]) -> float | None:

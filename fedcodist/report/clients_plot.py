@@ -1,5 +1,6 @@
 """How accuracy is spread over the clients, each evaluated on its own examples."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,15 +20,16 @@ _ACCURACY, _MOST_PANELS = "accuracy", 3
 def clients_plot(collection: Collection) -> "Figure | None":
     """Each method's clients from the lowest to the highest accuracy, a panel for each split.
 
-    A client's accuracy is its mean over seeds. A method's first model has a solid line; others, such as
-    personal and fine-tuned ones, have broken lines. None where no run has measured clients.
+    The lowest accuracy is the mean over seeds of each seed's lowest, and so on. A method's first model
+    has a solid line; others, such as personal and fine-tuned ones, have broken lines. None where no run
+    has measured clients.
     """
     from matplotlib.figure import Figure
 
     panels: dict[str, dict[tuple[int, str], np.ndarray]] = {}
     for index, method in enumerate(collection.methods):
         for (split, model), values in _by_client(method).items():
-            panels.setdefault(split, {})[index, model] = 100 * np.sort(values)
+            panels.setdefault(split, {})[index, model] = 100 * values
     if not panels:
         return None
     splits = list(panels)[:_MOST_PANELS]
@@ -68,13 +70,23 @@ def clients_plot(collection: Collection) -> "Figure | None":
 
 
 def _by_client(method: Method) -> dict[tuple[str, str], np.ndarray]:
-    """(split, model) -> accuracy of every client [clients], the mean over all seeds of all runs."""
+    """(split, model) -> ascending accuracies [clients], means over the seeds that the report averages.
+
+    Clients are sorted within a seed, since seeds may divide the examples in different ways.
+    """
     found: dict[tuple[str, str], list[np.ndarray]] = {}
-    for run in method.runs:
-        for split, models in load_clients(run.folder / CLIENTS).items():
+    for run, seed in method.members:
+        place = sorted({series.seed for series in run.records}).index(seed)
+        try:
+            measured_clients = load_clients(run.folder / CLIENTS)
+        except ValueError as error:
+            print(f"note: {error}: left out of the plot of clients", file=sys.stderr)
+            continue
+        for split, models in measured_clients.items():
             for model, measured in models.items():
                 if _ACCURACY in measured.metrics:
-                    found.setdefault((split, model), []).extend(measured.metrics[_ACCURACY])
+                    accuracies = np.sort(measured.metrics[_ACCURACY][place])
+                    found.setdefault((split, model), []).append(accuracies)
     return {
         where: np.mean(values, axis=0)
         for where, values in found.items()

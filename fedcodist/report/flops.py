@@ -210,7 +210,7 @@ class Work:
     @property
     def num_classes(self) -> int:
         """The size of the label space that all parties share."""
-        return public_of(self.data).num_classes
+        return classes_of(self.data)
 
     def public_images(self, setting: str) -> int:
         """Number of public images in a round, from a setting of `algorithm`; all if it is None."""

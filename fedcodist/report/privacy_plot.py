@@ -93,5 +93,6 @@ def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
 
 def _settings_but_for_privacy(method: Method) -> str:
     config = {k: v for k, v in method.runs[0].config.items() if k not in NOT_OF_A_METHOD}
-    training = {k: v for k, v in config.get("training", {}).items() if k != "privacy"}
-    return json.dumps(config | {"training": training}, sort_keys=True, default=str)
+    for group in ("training", "algorithm"):  # of methods of pools, and of parties
+        config[group] = {k: v for k, v in config.get(group, {}).items() if k != "privacy"}
+    return json.dumps(config, sort_keys=True, default=str)

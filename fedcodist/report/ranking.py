@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
+from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import epsilon_of
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
-from fedcodist.report.metric_kinds import is_share, lower_is_better
 from fedcodist.report.runs import Run, first_seed
 
 ALL_PARTIES = "all parties"
@@ -124,7 +124,8 @@ def read_run(
     known = dict.fromkeys(name for splits in summary["final"].values() for name in splits)
     if split not in (None, *known):
         raise ValueError(f"--split must be one of {list(known)} for {name}, got {split!r}.")
-    split = split or final_splits[0]
+    # Where only clients' own examples are evaluated, the splits are theirs.
+    split = split or next(iter(final_splits), None) or next(iter(known))
     scale = 100 if is_share(metric) else 1
     entries = []
     measured: dict[str, None] = {}
@@ -325,12 +326,16 @@ def _means(run: Run, metric: str) -> dict[str, float]:
                 rounds.setdefault(round, []).append(record[metric])
     means = {}
     for model, by_round in values_of.items():
-        before, weighted = 0, 0.0
+        before, counted, weighted = 0, 0, 0.0
         # A metrics line has the mean over the rounds since the previous line.
         for round, values in sorted(by_round.items()):
-            weighted += (round - before) * statistics.fmean(values)
+            # Undefined for rounds without clients, as Poisson cohorts may be.
+            defined = [value for value in values if value is not None]
+            if defined:
+                weighted += (round - before) * statistics.fmean(defined)
+                counted += round - before
             before = round
-        means[model] = weighted / before
+        means[model] = weighted / counted if counted else math.nan
     return means
 
 

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
-from fedcodist.report.metric_kinds import is_share, lower_is_better
 from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
 from fedcodist.report.spread import mean_and_deviation, plus_minus
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from fedcodist.config.command_line import Parser
 from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
-from fedcodist.report.metric_kinds import decimal
+from fedcodist.core.metric_kinds import decimal
 from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.report.spread import plus_minus
 from fedcodist.run.export import load_model

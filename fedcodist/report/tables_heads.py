@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.command_line import Parser
 from fedcodist.config.registry import DECENTRALISED
 from fedcodist.core.extras import check_installed
-from fedcodist.report.metric_kinds import decimal
+from fedcodist.core.metric_kinds import decimal
 from fedcodist.report.plots import as_written
 from fedcodist.report.runs import read_lines, read_object
 from fedcodist.report.styles import COLOURS, MARKERS

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcodist.config.command_line import Parser
 from fedcodist.core.extras import check_installed
-from fedcodist.report.metric_kinds import decimal
+from fedcodist.core.metric_kinds import decimal
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import read_lines, read_object
 from fedcodist.run.run_folder import PHASES

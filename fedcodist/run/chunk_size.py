@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.memory import available_bytes
 from fedcodist.core.padding_checks import collected
+from fedcodist.run.client_splits import all_splits
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, stack_inputs
@@ -128,7 +129,7 @@ def needed_bytes(experiment: Experiment) -> int | float:
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )
-    splits = [*experiment.splits.values(), *experiment.final_splits.values()]
+    splits = all_splits(experiment).values()
     return rounds + sum(np.asarray(c).nbytes for data in splits for c in data.columns.values())
 
 

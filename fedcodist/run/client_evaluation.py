@@ -22,6 +22,7 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, measured_clients
 from fedcodist.run.programs import Programs, replicate, replicate_data
+from fedcodist.run.run_folder import RunFolderError
 from fedcodist.run.sources import ResidentData, StreamedData, resident_data
 
 PyTree = Any
@@ -164,7 +165,10 @@ class ClientEvaluator:
     def newest(self) -> ClientEvaluation:
         """The newest result; of a run that was finished already, the one in its file."""
         if self._newest is None and self._path is not None:
-            self._newest = load_clients(self._path)
+            try:
+                self._newest = load_clients(self._path)
+            except ValueError as error:
+                raise RunFolderError(str(error)) from None
         return self._newest or {}
 
 

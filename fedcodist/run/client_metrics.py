@@ -107,11 +107,15 @@ def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:
         raise ValueError(f"{path} is damaged: {error}") from None
     evaluation: dict[str, dict[str, ClientMetrics]] = {}
     for name in arrays:
+        if name.count("/") != 2:
+            raise ValueError(f"{path} is damaged: it has an array {name!r}.")
         split, model, metric = name.split("/")
         models = evaluation.setdefault(split, {})
         if model not in models:
-            of = lambda part, where=f"{split}/{model}": arrays[f"{where}/{part}"]
-            models[model] = ClientMetrics(of(_INDEX), of(_EXAMPLES), {})
+            parts = [arrays.get(f"{split}/{model}/{part}") for part in (_INDEX, _EXAMPLES)]
+            if any(part is None for part in parts):
+                raise ValueError(f"{path} is damaged: {split}/{model} has no clients or examples.")
+            models[model] = ClientMetrics(*parts, {})
         if metric not in (_INDEX, _EXAMPLES):
             models[model].metrics[metric] = arrays[name]
     return evaluation

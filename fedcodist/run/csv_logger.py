@@ -29,5 +29,7 @@ class CSVLogger:
                 rows.writerow([*WHAT_IS_MEASURED, "metric", "value"])
             for record in records:
                 measured = [record[name] for name in WHAT_IS_MEASURED]
+                where = f"{record['model']}/{record['split']}/"
                 for tag, value in scalars(record).items():
-                    rows.writerow([*measured, tag.rpartition("/")[2], value])
+                    # A metric's name may have "/" too, as that of a layer.
+                    rows.writerow([*measured, tag.removeprefix(where), value])

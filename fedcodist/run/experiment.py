@@ -292,10 +292,11 @@ def _run(
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
-            log(
-                final
-                + client_records(round, evaluator.evaluate(trained, round, is_last=True), seeds)
-            )
+            of_clients = evaluator.evaluate(trained, round, is_last=True)
+            final += client_records(round, of_clients, seeds)
+            place = lambda record: (record["model"], record["split"])
+            logged = set(map(place, new))
+            log([record for record in final if place(record) not in logged])
         show(round, text)
         return "" if is_last else why
 

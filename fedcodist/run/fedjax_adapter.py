@@ -70,6 +70,7 @@ def as_fedjax(
             capacity=int(sizes.max()),
         )
         message = method.broadcast(server_state)
+        root = keys.derive(jax.random.key(0), round)
 
         def client_update(
             message: PyTree, client_key: jax.Array, data: ClientData, key: jax.Array
@@ -86,16 +87,14 @@ def as_fedjax(
             message,
             stacked_keys,
             cohort,
-            jax.random.key(0),
+            root,
             execution,
-            mask=mask_of_round(
-                method.reduce, cohort.clients, keys.derive(jax.random.key(0), round)
-            ),
+            mask=mask_of_round(method.reduce, cohort.clients, root),
         )
         aggregate = method.reduce.finalize(
             result.total,
             message_to_reduce(method, server_state, message),
-            keys.derive(jax.random.key(0), "reduce"),
+            keys.derive(root, "reduce"),
         )
         server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)
         diagnostics = {

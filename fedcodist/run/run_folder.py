@@ -102,6 +102,9 @@ class RunFolder:
                         path = self.path / "environment.json"
                         raise RunFolderError(f"cannot read {path}: no {part}.")
             self._check_same_run(config, identity, first.get("identity"))
+            if self._read("config.json").get("rounds") != config.get("rounds"):
+                # A run that grows is not finished any more, even if this start is killed.
+                (self.path / "summary.json").unlink(missing_ok=True)
             if first and not change_plan:
                 self._check_same_plan(plan, first)
         self._write("config.json", config)

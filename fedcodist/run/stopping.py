@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_number, check_text
+from fedcodist.core.metric_kinds import lower_is_better
 from fedcodist.run.callbacks import Decision
 from fedcodist.run.metrics_lines import Record
 
@@ -26,7 +27,7 @@ class StopEarly(NamedTuple):
       patience: number of evaluations without an improvement after which the run ends.
       min_delta: how much the metric must differ from the best value so far to count as an improvement.
       model: the model whose metric is used; None for the mean over all models.
-      smaller_is_better: with None, only of metrics with "loss" in their name.
+      smaller_is_better: with None, of metrics whose name says so, such as a loss, error or distance.
     """
 
     split: str = "held_out"
@@ -121,4 +122,4 @@ def _scores(watched: StopEarly | KeepBest, history: Sequence[Record]) -> dict[in
 
 def _sign(watched: StopEarly | KeepBest) -> int:
     smaller = watched.smaller_is_better
-    return -1 if ("loss" in watched.metric if smaller is None else smaller) else 1
+    return -1 if (lower_is_better(watched.metric) if smaller is None else smaller) else 1

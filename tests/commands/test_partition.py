@@ -40,6 +40,7 @@ def test_it_describes_and_draws_a_configs_clients(config, tmp_path, capsys):
         (["--config.data.seed=-1"], "data.seed must be at least 0, got -1"),
         (["--config.data.sede=1"], "did you mean --config.data.seed?"),
         (["--column", "image"], "column 'image' must be integer labels"),
+        (["--column", "lable"], "--column must be one of ['image', 'label'], got 'lable'"),
         (["--plot", "partition.text"], "Format 'text' is not supported"),
     ],
 )

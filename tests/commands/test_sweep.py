@@ -200,6 +200,28 @@ def test_what_is_finished_already_says_its_final_metrics(fake, capfd):
     assert second.startswith("a,2: finished already, in ") and "accuracy" not in second
 
 
+def test_a_folder_that_a_setting_names_is_in_the_mark(tmp_path, monkeypatch, fake):
+    run, started, folder = fake
+    config = folder / "config.py"
+    config.write_text(config.read_text().replace("seeds=1", "seeds=1, data=dict(folder='')"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "manifest.json").write_text("{}")
+    setting = f"--config.data.folder={tmp_path / 'mine'}"
+    for count in (1, 1):
+        assert run("--only", "a,1", setting) == 0
+        assert len(started()) == count
+    (tmp_path / "mine" / "manifest.json").write_text("{ }")  # prepared anew
+    assert run("--only", "a,1", setting) == 0
+    assert len(started()) == 2
+
+
+def test_a_part_of_an_options_name_is_no_option(fake, capsys):
+    run, started, folder = fake
+    assert run("--only", "a,1", "--work", str(folder / "other")) == 0
+    assert not (folder / "other").exists()
+    assert started()[0][0][-2:] == ["--work", str(folder / "other")]  # which the run refuses
+
+
 def test_only_runs_that_match(fake):
     run, started, _ = fake
     assert run("--only", "a,*", "--only", "b,?") == 0

@@ -12,6 +12,7 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
 from fedcodist.core.trees import named_leaves
 from fedcodist.data import load_prepared
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.report import flops, ranking
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
@@ -379,6 +380,21 @@ def test_a_file_that_does_not_fit_is_one_line(
 def test_folders_of_other_data_are_one_line(sentences):
     with pytest.raises(ValueError, match=r"data\.folder .* has no split 'news'"):
         load_data(config_of(sentences, name="prepared_news").data)
+
+
+def test_sentences_without_labels_are_named(sentences, monkeypatch):
+    whole = data_bert.prepared_folder
+
+    def without(*arguments):
+        splits = whole(*arguments)
+        columns = {"tokens": splits["test"].columns["tokens"]}
+        offsets = [0, splits["test"].num_examples]
+        return splits | {"test": FederatedData.from_arrays(columns, offsets=offsets)}
+
+    monkeypatch.setattr(data_bert, "prepared_folder", without)
+    message = r"^data\.folder .* must have a column 'label' in split 'test', got \['tokens'\]\.$"
+    with pytest.raises(ValueError, match=message):
+        load_data(config_of(sentences).data)
 
 
 def test_every_encoder_is_a_network_of_both_data():

@@ -173,6 +173,9 @@ def test_data_of_ones_own(own):
     assert data.splits["train"].client_sizes.tolist() == [3, 3, 3, 3]
     np.testing.assert_array_equal(data.splits["train"].columns["label"], np.arange(12) % 3)
     assert load_data(ConfigDict(dict(name=f"{own}:whole", anything=1))).num_classes == 7
+    for settings in (dict(name=f"{own}:whole", anything=1), dict(name="digits_public_private")):
+        with pytest.raises(ValueError, match=r"^data\.partition must be None"):
+            load_data(ConfigDict(settings | {"partition": dict(name="even", num_clients=2)}))
     digits = dict(name="digits", num_clients=4, concentration=1.0, seed=0)
     data = load_data(ConfigDict(digits | {"preprocess": f"{own}:half"}))
     assert data.preprocess.__name__ == data.evaluation_preprocess.__name__ == "half"
@@ -216,6 +219,9 @@ def test_metrics_of_ones_own(own):
     for name, metric, message in (
         ("accuracy", f"{own}:first_logit", "another name than the model's own metrics"),
         ("x_mean", f"{own}:first_logit", "a name that ends in none of"),
+        ("x_std", f"{own}:first_logit", "a name that ends in none of"),
+        ("round", f"{own}:first_logit", "that is none of"),
+        ("a/b", f"{own}:first_logit", "a name without '/'"),
         ("x", "macro", r"one of \['accuracy', .* or package\.module:function, got 'macro'"),
     ):
         refused(

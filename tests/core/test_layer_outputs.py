@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from fedcodist.core.layer_outputs import as_layers, with_layers
 from fedcodist.core.model import from_flax_linen
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
 
@@ -62,6 +64,36 @@ def test_mutable_state_is_kept():
     np.testing.assert_allclose(np.mean(outputs.hidden[0], axis=0), 0, atol=1e-5)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), mutable, variables.mutable)
     assert max(jax.tree.leaves(moved)) > 1e-3
+
+
+def test_a_loss_and_metrics_of_ones_own_get_the_logits():
+    certain = lambda outputs, batch: (outputs.max(-1), jnp.ones(len(outputs)))
+    total = SummedMetric(lambda outputs, batch: outputs[:, 0], lambda sums: sums)
+    model = with_layers(
+        MLP((7,)),
+        IMAGES[:1],
+        ["Dense_0"],
+        loss=lambda outputs, batch: outputs[:, 0] ** 2,
+        metrics={"certain": certain, "total": total},
+    )
+    outputs, _ = model.apply(model.init(jax.random.key(0)), BATCH)
+    np.testing.assert_array_equal(model.loss(outputs, BATCH), outputs.logits[:, 0] ** 2)
+    np.testing.assert_array_equal(
+        model.metrics["certain"](outputs, BATCH)[0], outputs.logits.max(-1)
+    )
+    np.testing.assert_array_equal(model.metrics["total"].sums(outputs, BATCH), outputs.logits[:, 0])
+
+
+def test_a_network_may_read_several_columns():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.Dense(4)(x["a"]) + nn.Dense(4)(x["b"]))
+
+    columns = {"a": jnp.ones((2, 5)), "b": jnp.ones((2, 6))}
+    model = with_layers(Two(), columns, ["Dense_1"], inputs=("a", "b"))
+    outputs, _ = model.apply(model.init(jax.random.key(0)), columns)
+    assert outputs.logits.shape == (2, 3) and outputs.hidden[0].shape == (2, 4)
 
 
 def test_an_unknown_layer_is_one_line():

@@ -186,3 +186,8 @@ def test_optimizers_that_last_over_rounds_may_not_keep_their_rate(factory):
         lasting_state("training.optimizer", factory, params)
     assert "\n" not in str(error.value)
     lasting_state("training.optimizer", optax.adam, params)
+
+
+def test_training_without_an_epoch_is_refused():
+    with pytest.raises(ValueError, match=r"^training.epochs must be at least 1, got 0"):
+        train_client(regression(), TRAINING._replace(epochs=0), ZERO, None, None, 0.1)

@@ -56,6 +56,16 @@ def test_means_of_groups(seed, batch_size):
     assert np.isnan(result[4])  # a group without examples
 
 
+def test_a_value_without_weight_may_be_not_a_number():
+    """Such as a ratio of an example where it is undefined, or of padding."""
+    values, weights = np.array([np.nan, 1.0, 3.0, np.inf]), np.array([0.0, 1.0, 1.0, 1.0])
+    mask, groups = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1])
+    total = _over_batches(mean(_value_statistic), values, weights, groups, mask, 4)
+    by_group = grouped_mean(_value_statistic, lambda batch: batch["group"], 2)
+    assert total == 2
+    assert _over_batches(by_group, values, weights, groups, mask, 4).tolist() == [1, 3]
+
+
 def test_no_examples_is_not_a_number():
     metric = mean(_value_statistic)
     assert np.isnan(metric.compute(metric.init()))

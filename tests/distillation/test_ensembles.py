@@ -88,6 +88,19 @@ def test_members_without_weight_at_the_end_are_not_evaluated():
     np.testing.assert_allclose(mean, logits_of(members())[:3].mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("average", [mean_logits, mean_probabilities])
+def test_a_member_without_weight_may_have_diverged(average):
+    broken = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.inf), members())
+    weights = jnp.asarray([1.0, 0.0, 1.0, 1.0, 1.0])
+    without = jax.tree.map(lambda leaf: leaf[np.array([0, 2, 3, 4])], members())
+    np.testing.assert_allclose(
+        average(MODEL, Ensemble(broken, weights))(BATCH),
+        average(MODEL, equal_weights(without))(BATCH),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
 def test_a_predictor_finds_its_ensemble_in_the_state():
     predictor = ensemble_predictor(MODEL, lambda state: equal_weights(state["models"]))
     outputs = predictor.predict(predictor.variables({"models": members()}), BATCH)

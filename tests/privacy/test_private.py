@@ -42,11 +42,13 @@ from fedcodist.core.for_each_client import for_each_client
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import client_key
 from fedcodist.core.model import from_flax_linen
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.clipping import clipped, is_within, noised
 from fedcodist.privacy.private import noised_mean, private
+from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -238,6 +240,33 @@ def test_poisson_cohorts_are_drawn_one_by_one():
     both = 1 / 4 - (1 - 2 / 3) / 64  # of all six, five are left, and two thirds of their pairs
     np.testing.assert_allclose(np.diag(pairs), rate, atol=0.05)
     np.testing.assert_allclose(pairs[~np.eye(6, dtype=bool)], both, atol=0.05)
+
+
+def test_a_rare_client_is_not_drawn_more_often_than_accounted():
+    """One of 2^24 clients: a float32 draw would take each with probability 2^-23."""
+    count = jax.jit(lambda round: number_drawn(2**24, 1, "pool", round, jax.random.key(0)))
+    assert 10 < sum(int(count(round)) for round in range(20)) < 30
+
+
+def test_a_diverged_client_of_a_poisson_cohort_is_seen_in_the_metrics():
+    broken = federated()
+    columns = {**broken.columns, "image": np.array(broken.columns["image"])}
+    columns["image"][: SIZES[0]] = np.nan
+    broken = FederatedData.from_arrays(columns, offsets=np.cumsum([0, *SIZES]))
+    pools = {"pool": Pool(AVERAGING, np.arange(len(SIZES)), 2, PoissonCohort())}
+    algorithm = independent_pools(pools, columns)
+    cohorts = [algorithm.select(round, jax.random.key(0)).clients["pool"] for round in range(9)]
+    counts = [number_drawn(len(SIZES), 2, "pool", r, jax.random.key(0)) for r in range(9)]
+    there = [c.tolist()[: int(n)] for c, n in zip(cohorts, counts, strict=True)]
+    # The first round with the broken client and another one: until then the model is finite.
+    first = next(r for r, clients in enumerate(there) if 0 in clients)
+    assert len(there[first]) > 1
+    lines = run_experiment(
+        Experiment(algorithm, resident_data(broken), rounds=first + 1, evaluate_every=1)
+    ).records
+    losses = {r["round"]: r["client_loss"] for r in lines if r["split"] == "clients"}
+    assert losses[first + 1] is None
+    assert any(losses[r + 1] is not None for r, clients in enumerate(there[:first]) if clients)
 
 
 def test_slots_without_a_client_change_nothing():

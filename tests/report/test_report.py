@@ -550,17 +550,38 @@ def test_clients_are_plotted_from_the_lowest_to_the_highest(tmp_path):
     assert "Accuracy of each client on its own examples" in files.html.read_text()
 
 
+def test_only_finished_runs_and_each_seed_once_are_plotted(tmp_path, capsys):
+    """Clients are sorted within a seed: with another division a client is another one."""
+    of_runs = {"a": ([0.2, 0.4], 1), "b": ([0.8, 0.6], 2), "again": ([0.0, 0.0], 1)}
+    for name, (values, seed) in of_runs.items():
+        write_run(tmp_path / name, seed=seed)
+        metrics = {"accuracy": np.array([values])}
+        measured = {"small": ClientMetrics(np.arange(2), np.full(2, 5), metrics)}
+        save_clients(tmp_path / name / CLIENTS, 100, {"client_test": measured})
+    write_run(tmp_path / "killed", seed=3, finished=False)
+    save_clients(tmp_path / "killed" / CLIENTS, 50, {"client_test": measured})
+    (axes,) = clients_plot(collection_lib.collect([tmp_path])).axes
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([40, 60])
+    (tmp_path / "b" / CLIENTS).write_bytes(b"x")
+    (axes,) = clients_plot(collection_lib.collect([tmp_path])).axes
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([20, 40])
+    assert "is damaged" in capsys.readouterr().err
+
+
 def test_without_measured_clients_there_is_no_such_plot(tmp_path):
     write_run(tmp_path / "run")
     assert clients_plot(collection_lib.collect([tmp_path])) is None
 
 
-def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(tmp_path):
+@pytest.mark.parametrize("group", ["training", "algorithm"])
+def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(group, tmp_path):
     for name, epsilon, accuracy in (("a", 8.0, 0.8), ("b", 2.0, 0.5), ("c", None, 0.9)):
         privacy = {"privacy": {"epsilon": epsilon}}
         write_run(tmp_path / name, name="private", final={"small": accuracy})
         config = json.loads((tmp_path / name / "config.json").read_text())
-        (tmp_path / name / "config.json").write_text(json.dumps(config | {"training": privacy}))
+        (tmp_path / name / "config.json").write_text(
+            json.dumps(config | {group: config.get(group, {}) | privacy})
+        )
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         spent = [json.loads(line) | {"epsilon": epsilon} for line in lines]
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in spent))

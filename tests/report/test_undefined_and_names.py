@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.algorithms.graph import graphs
+from fedcodist.core.metric_kinds import decimal, is_share, lower_is_better
 from fedcodist.report import (
     accuracy_table,
     collection,
@@ -19,7 +20,6 @@ from fedcodist.report import (
     tables_heads,
     tables_parties,
 )
-from fedcodist.report.metric_kinds import decimal, is_share, lower_is_better
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
 from fedcodist.tuning import tune

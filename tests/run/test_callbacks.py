@@ -155,6 +155,20 @@ def test_a_stopped_run_says_why_and_stays_stopped(round, whole, tmp_path):
     assert again.summary | UNTIMED == outcome.summary | UNTIMED
 
 
+def test_a_stopped_run_measures_clients_and_splits_once(tmp_path):
+    splits = {"splits": {"train": examples(0)}, "final_splits": {"test": examples(1)}}
+    clients = {"client_splits": {"own": examples(2)}, "final_client_splits": {"later": examples(3)}}
+    outcome = run_experiment(
+        experiment(**splits, **clients),
+        tmp_path,
+        callbacks=[at(2, Decision(stop="enough"))],
+        show_progress=False,
+    )
+    final = outcome.summary["final"]["main"]
+    assert final.keys() == {"train", "test", "own", "later"}
+    assert {len(values) for split in final.values() for values in split.values()} == {2}
+
+
 def test_a_stop_in_the_last_round_is_none(whole, tmp_path):
     outcome = run_experiment(
         experiment(), tmp_path, callbacks=[at(5, Decision(stop="late"))], **SETTINGS
@@ -245,8 +259,10 @@ def test_when_to_stop_and_what_to_keep():
     )
     kept = [decision.keep for decision in decisions(KeepBest(), history)]
     assert kept == [True, True, False, False, True, False, False]
+    for metric in ("loss", "error", "hidden_distance"):
+        falling = lines(3.0, 2.0, 2.5, metric=metric)
+        assert [d.keep for d in decisions(KeepBest(metric=metric), falling)] == [True, True, False]
     falling = lines(3.0, 2.0, 2.5, metric="loss")
-    assert [d.keep for d in decisions(KeepBest(metric="loss"), falling)] == [True, True, False]
     opposite = KeepBest(metric="loss", smaller_is_better=False)
     assert [d.keep for d in decisions(opposite, falling)] == [True, False, False]
 

@@ -15,6 +15,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
+from fedcodist.privacy.private import private
 from fedcodist.run.fedjax_adapter import as_fedjax
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
@@ -148,3 +149,16 @@ def test_clients_who_keep_something_are_refused():
 def test_apply_needs_clients():
     with pytest.raises(ValueError, match="clients must hold at least one"):
         as_fedjax(METHOD).apply(_initial_server(), [])
+
+
+def test_every_round_has_noise_of_its_own():
+    """Differences of two sums with the same noise would show the clients' updates."""
+    algorithm = as_fedjax(private(METHOD, clip=1.0, noise_multiplier=1.0))
+    server = jax.jit(algorithm.init, compiler_options=QUICK)(jax.random.key(0))
+    first, again, second = (
+        algorithm.apply(server, _named_clients()[:2], round=round)[0].inner.params
+        for round in (0, 0, 1)
+    )
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
+    assert min(jax.tree.leaves(apart)) > 1e-3

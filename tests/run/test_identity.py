@@ -333,6 +333,18 @@ def test_a_work_directory_refuses_another_experiment(finished):
     assert {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()} == before
 
 
+def test_a_run_that_grows_is_unfinished_until_it_ends(finished):
+    assert (finished / "summary.json").exists()
+
+    def killed(records):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(make_experiment(rounds=4), finished, callbacks=[killed], show_progress=False)
+    assert not (finished / "summary.json").exists()
+    assert run(finished, rounds=4).summary["rounds"] == 4
+
+
 def test_more_rounds_of_a_finished_run(finished, tmp_path_factory):
     longer = run(finished, rounds=4, evaluate_also=(3,))
     assert longer.summary["rounds"] == 4

@@ -74,6 +74,18 @@ def test_csv_is_the_same_after_a_resume(tmp_path):
     assert rows[1:] == expected
 
 
+def test_csv_has_the_whole_name_of_a_metric(tmp_path):
+    of_layers = {"round": 1, "model": "main", "split": "clients", "seed": 3}
+    of_layers |= {"client_rank/dense1/kernel": 4.0, "client_rank/dense2/kernel": 5.0}
+    CSVLogger(tmp_path)([of_layers], [of_layers])
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["metric"]: float(row["value"]) for row in rows} == {
+        "client_rank/dense1/kernel": 4.0,
+        "client_rank/dense2/kernel": 5.0,
+    }
+
+
 def test_tensorboard_has_a_writer_per_seed_and_one_tag_for_all(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto import event_pb2

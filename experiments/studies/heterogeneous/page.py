@@ -9,10 +9,10 @@ from experiments.studies.samples import Sample, common_seeds, sample
 from experiments.studies.sections.cells import NOT_RUN, accuracy
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
-from experiments.studies.sections.markdown import estimate, table
+from experiments.studies.sections.markdown import table
 from fedcodist.config.registry import METHOD_NAMES
 from fedcodist.configs.digits_heterogeneous import get_runs as digits_methods
-from fedcodist.report.intervals import paired
+from fedcodist.report.spread import mean_difference
 
 
 class Study(NamedTuple):
@@ -108,12 +108,17 @@ def _together(records: Sequence[Record], notes: Notes) -> list[str]:
     for method in values[complete[0]]:
         if method == complete[0].baseline:
             continue
+        samples = [(values[study][method], values[study][study.baseline]) for study in complete]
+        seeds = set.intersection(*(set(each.seeds) for pair in samples for each in pair))
+        if not seeds:
+            continue
         gains = []  # by comparison, those of every seed
-        for study in complete:
-            pairs = common_seeds(values[study][method], values[study][study.baseline])
-            gains.append([ours - other for ours, other in pairs])
-        means = [sum(of_seed) / len(complete) for of_seed in zip(*gains, strict=True)]
-        mean = estimate(paired(means, [0.0] * len(means), 0))
+        for pair in samples:
+            ours, other = (dict(zip(s.seeds, s.values, strict=True)) for s in pair)
+            gains.append([ours[seed] - other[seed] for seed in sorted(seeds)])
+        mean = mean_difference(
+            [sum(of_seed) / len(complete) for of_seed in zip(*gains, strict=True)]
+        )
         each = [f"{sum(of_cell) / len(of_cell):+.1f}" for of_cell in gains]
         rows.append([METHOD_NAMES.get(method, method), mean, *each])
     headings = ["Method", "Mean gain", *(study.heading.split(", four")[0] for study in complete)]
@@ -150,10 +155,8 @@ def _gain(records: Sequence[Record], study: Study, ours: Sample) -> str:
     other = _sample(records, study, study.baseline, of_baseline[0], _METRICS[0])
     if other is None or (ours.records == other.records and ours.values == other.values):
         return ""
-    pairs = common_seeds(ours, other)
-    if len(pairs) < 2:
-        return ""
-    return estimate(paired([a for a, _ in pairs], [b for _, b in pairs], 0))
+    differences = [a - b for a, b in common_seeds(ours, other)]
+    return mean_difference(differences) if len(differences) > 1 else ""
 
 
 def _kilobytes(ours: Sample) -> list[str]:

@@ -63,7 +63,9 @@ def beside_fed_md(
         for shown in (of_fed_md, *of_heads)
         if shown
     ]
-    tables = [table(["", "Before or alone", "After", "Bound", "Gap", "Spread"], rows)] if rows else []
+    tables = (
+        [table(["", "Before or alone", "After", "Bound", "Gap", "Spread"], rows)] if rows else []
+    )
     if theirs:
         stopping = STOPPING[theirs.config.get("phases", {}).get("stopping")]
         tables.append(f"Before FedMD's rounds: {stopping[0].lower()}{stopping[1:]}")

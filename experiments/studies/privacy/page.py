@@ -9,10 +9,10 @@ from experiments.studies.pages import IN_SHORT, Notes, Page, first_screen, found
 from experiments.studies.samples import Sample, common_seeds, sample
 from experiments.studies.sections.cells import NOT_RUN, accuracy
 from experiments.studies.sections.endings import endings, full_length, not_run
-from experiments.studies.sections.markdown import estimate, table
+from experiments.studies.sections.markdown import table
 from fedcodist.config.registry import BASELINE, METHOD_NAMES
 from fedcodist.configs.digits_private import EPSILONS, METHODS
-from fedcodist.report.intervals import paired
+from fedcodist.report.spread import mean_difference
 
 ALONE, FED_MD = "local_only", "fed_md"
 # Heading -> the experiment of methods with one or two models.
@@ -101,5 +101,5 @@ def _gain(ours: Sample | None, other: Sample | None) -> str:
     """The gain within seeds; empty for the baseline itself and for models that it does not have."""
     if ours is None or other is None or ours.records == other.records:
         return ""
-    pairs = common_seeds(ours, other)
-    return estimate(paired([a for a, _ in pairs], [b for _, b in pairs], 0))
+    differences = [a - b for a, b in common_seeds(ours, other)]
+    return mean_difference(differences) if differences else ""

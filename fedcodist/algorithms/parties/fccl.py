@@ -163,8 +163,10 @@ def fccl(
         result = run_parties(groups, train, None, parties, round, key, execution)
         return FCCLState(result.states), client_states, result.metrics
 
-    # The logits of all public batches, and their means.
-    size = steps * public.public_batch_size * num_classes * np.dtype(np.float32).itemsize
+    # The logits of all public batches; their means, and which examples these are of.
+    examples = steps * public.public_batch_size
+    size = examples * num_classes * np.dtype(np.float32).itemsize
+    indices = examples * np.dtype(np.int32).itemsize
     return assemble(
         name,
         groups,
@@ -172,7 +174,7 @@ def fccl(
         init,
         round_,
         lambda state, name: state.models[name].variables,
-        same_for_all(groups, Communication(down=size, up=size)),
+        same_for_all(groups, Communication(down=size + indices, up=size)),
         select_examples,
         {PUBLIC: public.num_public},
     )

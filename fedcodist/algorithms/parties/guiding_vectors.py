@@ -114,6 +114,8 @@ def guiding_gradients(
     labels = class_labels(studied["label"], len(vectors))
     is_there = jax.nn.one_hot(labels, len(vectors)) * study_mask[:, None]
     has_label = (jnp.sum(is_there, axis=0) > 0) & (quiz.size > 0)
+    # Without a quiz, batch normalisation of padding alone may give NaN.
+    slopes = jnp.where(has_label[:, None], slopes, 0)
     return LabelSlopes(slopes, has_label.astype(vectors.dtype))
 
 

@@ -192,7 +192,8 @@ def prototype_predictors(
             logits = jnp.where(is_any, by_prototype, logits_of(outputs))
             return LayerOutputs(logits, outputs.hidden)
 
-        return Predictor(model, variables, predict, names[name])
+        clients = tuple(groups[name].clients.tolist())
+        return Predictor(model, variables, predict, names[name], clients)
 
     return {name: predictor(name, group.model) for name, group in groups.items()}
 

@@ -103,5 +103,8 @@ def number_drawn(
     num_clients: int, cohort_size: int, pool: str, round: jax.Array, key: jax.Array
 ) -> jax.Array:
     """How many clients a Poisson cohort draws, int32 scalar; it may be above the bound."""
-    draw = jax.random.uniform(keys.derive(key, "number", round, pool), (num_clients,))
-    return jnp.sum(draw * num_clients < cohort_size, dtype=jnp.int32)
+    # Whole numbers: a float32 would draw a client of ten million several per cent too often.
+    draw = jax.random.randint(
+        keys.derive(key, "number", round, pool), (num_clients,), 0, num_clients
+    )
+    return jnp.sum(draw < cohort_size, dtype=jnp.int32)

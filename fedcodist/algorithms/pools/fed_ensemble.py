@@ -103,7 +103,7 @@ def fed_ensemble(
     members = lambda models: equal_weights(stacked_models(groups, models))
     ensemble = ensemble_predictor(pool.method.model, members)
     of_clients = ClientModels(
-        pool.clients, {ENSEMBLE: ensemble}, lambda models, _: {ENSEMBLE: members(models)}
+        pool.clients, {ENSEMBLE: ensemble}, lambda models, _: {ENSEMBLE: ensemble.variables(models)}
     )
     return algorithm._replace(
         init=functools.partial(first_models, groups),

@@ -153,7 +153,8 @@ def with_ordered_dropout(
     ) -> tuple[Any, PyTree]:
         if not train:
             return network.apply(variables, batch, train=train, key=key, **more)
-        assert key is not None
+        if key is None:
+            raise ValueError("key must not be None in training: it draws the width.")
         drawn = jax.random.randint(keys.derive(key, "width"), (), 0, len(widths))
         first = {group: jnp.asarray(count)[drawn] for group, count in of_groups.items()}
         part = Variables(with_first_units(variables.params, first, units), variables.mutable)

@@ -156,7 +156,9 @@ def train_pool(
     def mean(values: jax.Array) -> jax.Array:
         if present is None:
             return jnp.mean(values, 0)
-        return jnp.nanmean(_where(present, values * 1.0, jnp.full(values.shape, jnp.nan)), 0)
+        # NaN without clients, and if it is a client's value.
+        total = jnp.sum(_where(present, values * 1.0, jnp.zeros(values.shape)), 0)
+        return total / jnp.sum(present)
 
     metrics = {"pseudo_gradient_norm": norm, "finite": jnp.isfinite(norm)}
     metrics |= {f"client_{name}": mean(values) for name, values in result.metrics.items()}

@@ -13,11 +13,12 @@ from fedcodist.algorithms.parties.fccl import FCCLHyper, fccl
 from fedcodist.algorithms.parties.fed_l2g import FedL2GHyper, fed_l2g
 from fedcodist.algorithms.parties.fed_mrl import FedMRLHyper, fed_mrl
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.guiding_vectors import study_and_quiz
+from fedcodist.algorithms.parties.guiding_vectors import guiding_gradients, study_and_quiz
 from fedcodist.algorithms.parties.public_correlation import PublicBatches, correlation_loss
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
+from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.headed import headed
@@ -290,6 +291,33 @@ def test_unguided_fed_l2g_is_training_alone_on_the_study_set():
         assert_close(own(after, client), alone(own(before, client), *study, EPOCHS))
 
 
+def test_a_party_without_a_quiz_has_no_slopes():
+    """Normalisation of a batch of padding alone divides by zero."""
+    model = network("linear")
+
+    def apply(variables, batch, mask=None, **more):
+        outputs, mutable = model.apply(variables, batch, mask=mask, **more)
+        share = jnp.ones(()) if mask is None else jnp.sum(mask) / jnp.sum(mask)
+        return jax.tree.map(lambda leaf: leaf * share, outputs), mutable
+
+    data = ClientData(
+        COLUMNS, start=jnp.int32(0), size=jnp.int32(1), bound=jnp.int32(1), capacity=4, ragged=True
+    )
+    key, vectors = jax.random.key(0), jnp.ones((CLASSES, CLASSES))
+    slopes = guiding_gradients(
+        model._replace(apply=apply),
+        model.init(key),
+        vectors,
+        *study_and_quiz(data, 2, key),
+        TRAINING,
+        logits_of,
+        0.5,
+        RATE,
+        key,
+    )
+    assert not any(leaf.any() for leaf in slopes)
+
+
 def test_study_and_quiz_are_all_of_a_partys_examples():
     for client, size in enumerate(SIZES):
         (study, _), (quiz, _) = held_out(client, jax.random.key(3))
@@ -374,8 +402,9 @@ def test_the_correlation_loss_is_least_for_equal_outputs_of_two_opposed_classes(
 
 
 def test_fccl_exchanges_the_logits_of_all_public_batches():
-    about = ALGORITHMS["fccl"].communication["deep_0"]
-    assert about.up == about.down == 4 * (2 * 2 * 3) * CLASSES
+    about, examples = ALGORITHMS["fccl"].communication["deep_0"], 2 * 2 * 3
+    assert about.up == 4 * examples * CLASSES
+    assert about.down == about.up + 4 * examples  # which images they are of
 
 
 # ------------------------------------------------------------------------------------- all three

@@ -30,6 +30,7 @@ from fedcodist.algorithms.parties.prototypes import (
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import all_client_models
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
@@ -520,3 +521,11 @@ def test_bad_input_is_one_line(make, message):
     with pytest.raises((ValueError, TypeError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["fed_proto, parties", "fed_proto"])
+def test_every_party_can_be_evaluated_on_its_own_examples(name):
+    of_clients = all_client_models(ALGORITHMS[name])
+    assert {key: each.clients.tolist() for key, each in of_clients.items()} == {
+        key: group.clients.tolist() for key, group in GROUPS.items()
+    }

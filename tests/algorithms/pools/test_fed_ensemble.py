@@ -133,3 +133,17 @@ def test_of_one_model_it_is_fed_avg():
 def test_bad_input_is_one_line(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_every_client_is_evaluated_with_the_ensemble():
+    own, sizes = federated(), np.array(SIZES)
+    outcome = run_experiment(
+        Experiment(algorithm(2), resident_data(own), client_splits={"own": own}, rounds=1)
+    )
+    lines = {r["model"]: r["loss"] for r in outcome.records if r["split"] == "own"}
+    weights = outcome.state.values()
+    logits = np.mean([own.columns["image"] @ server.params["w"][0] for server in weights], axis=0)
+    shifted = logits - logits.max(-1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(logits)), own.columns["label"]]
+    of_clients = [part.mean() for part in np.split(losses, np.cumsum(sizes)[:-1])]
+    assert lines["ensemble"] == pytest.approx(np.mean(of_clients), rel=1e-4)

@@ -534,7 +534,9 @@ OF_LARGE, SMALLEST = (
 OUT_OF_DOMAIN = (
     "MergedCodist with images of CIFAR-10 lifts the small model, at 3,100, 4,700 and 6,300 examples"
 )
-AS_IT_IS = "PeriodicCodist with images of CIFAR-10 leaves the large model as it is, at 4,700 examples"
+AS_IT_IS = (
+    "PeriodicCodist with images of CIFAR-10 leaves the large model as it is, at 4,700 examples"
+)
 
 
 def test_the_papers_own_numbers_meet_its_claims(tmp_path):
