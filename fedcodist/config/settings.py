@@ -4,6 +4,7 @@ Builders check what depends on other settings or on the data. This module checks
 the range in which a value makes sense for any method.
 """
 
+import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -29,7 +30,8 @@ def check_settings(config: ConfigDict) -> None:
     """Raises ValueError or TypeError that names a setting of another type or outside its range.
 
     Settings that no part of the library reads, such as a config's own notes, must only be storable as
-    JSON, since they are written to a run's config.json.
+    JSON, since they are written to a run's config.json. Groups that only the library reads have no
+    settings of one's own, so a misspelt one is an error.
     """
     if isinstance(config.get("pools"), ConfigDict):
         check_names("pools", config.pools)
@@ -41,6 +43,10 @@ def check_settings(config: ConfigDict) -> None:
                 raise TypeError(f"{path} must be a group of settings, got {shown(value)}.")
         elif check := ALLOWED.get(path) or ALLOWED.get(_matching(path, ALLOWED)):
             check(path, value)
+        elif path.startswith(_CLOSED) and not path.startswith(_OF_FUNCTIONS):
+            known = [name for name in ALLOWED if name.startswith(_CLOSED)]
+            (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
+            raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
 
@@ -516,6 +522,8 @@ ALLOWED |= {
         "range_finder": _or_none(_whole()),
     }.items()
 }
+_CLOSED = ("evaluation.", "execution.", "parties.", "phases.")
+_OF_FUNCTIONS = ("parties.graph.",)  # whose arguments are checked when the function is called
 _GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {
     "algorithm.compression",

@@ -4,7 +4,7 @@ All `check_...` functions raise ValueError or TypeError that names the argument.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,12 @@ def check_columns(name: str, columns: Any) -> None:
             raise TypeError(
                 f"{name}[{column!r}] must be an array [examples, ...], got {shown(values)}."
             )
+
+
+def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
+    """Raises ValueError that names the argument unless its value is one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {shown(value)}.")
 
 
 def check_names(name: str, names: Iterable[Any]) -> None:

@@ -149,7 +149,11 @@ def no_multiple(who_has: str, batch_size: int) -> str:
 
 
 def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any]) -> bool:
-    """Whether mutable state depends, in training, on the batch but not on its mask. Only traces."""
+    """Whether mutable state depends, in training, on the batch but not on its mask. Only traces.
+
+    It does not find a layer that ignores the mask after one that uses it: what the second layer reads
+    depends on the mask through the first.
+    """
     like = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
     size = jnp.shape(next(iter(batch.values())))[0]
     mask = jax.ShapeDtypeStruct((size,), jnp.float32)

@@ -150,6 +150,21 @@ def test_what_json_cannot_give_back():
     assert "note must be" in refusal(ConfigDict({"note": endless}))
 
 
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("evaluation.evry", "evaluation.every"),
+        ("execution.rematerialize", "execution.rematerialise"),
+        ("parties.network", "parties.networks"),
+        ("phases.stoping", "phases.stopping"),
+    ],
+)
+def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
+    group, name = path.split(".")
+    with pytest.raises(ValueError, match=rf"^{path} is no setting; did you mean {nearest}\?$"):
+        check_settings(ConfigDict({group: {name: True}}))
+
+
 def test_what_a_config_adds_is_its_own():
     check_settings(ConfigDict({"mine": {"note": ("a", 1, None, True, [2.5])}, "notes": ()}))
 

@@ -22,14 +22,14 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.clients.fed_kd_checks import check_choice, check_mutual, map_shapes
+from fedcodist.algorithms.clients.fed_kd_checks import check_mutual, map_shapes
 from fedcodist.algorithms.clients.fed_kd_clients import FedKDClients, FedKDClientState, FedKDMessage
 from fedcodist.algorithms.clients.fed_kd_exchange import EXCHANGES, TEACHER
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_choice, check_number
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables

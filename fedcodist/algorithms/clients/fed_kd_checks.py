@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
+from fedcodist.core.checks import check_choice
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model
@@ -19,12 +20,6 @@ def check_mutual(mutual: MutualLosses) -> None:
     check_choice("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
     for name in ("detach_targets", "detach_normaliser", "without_padding"):
         check_choice(f"mutual.{name}", getattr(mutual, name), (False, True))
-
-
-def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raises ValueError that names the argument unless its value is allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}.")
 
 
 def map_shapes(

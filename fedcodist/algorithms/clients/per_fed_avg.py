@@ -29,7 +29,7 @@ from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number, shown
+from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
@@ -90,8 +90,7 @@ def per_fed_avg(
       TypeError, ValueError: names the argument and what is allowed.
     """
     check_arguments(per_fed_avg, locals())
-    if variant not in BATCHES:
-        raise ValueError(f"variant must be one of {list(BATCHES)}, got {shown(variant)}.")
+    check_choice("variant", variant, BATCHES)
     check_integer("training.batch_size", training.batch_size, low=BATCHES[variant])
     check_number("hyper.adaptation_rate", hyper.adaptation_rate, low=0)
     check_number("hyper.difference", hyper.difference, above=0)

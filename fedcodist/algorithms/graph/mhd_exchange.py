@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcodist.algorithms.graph.graphs import over_time
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_choice, check_integer
 
 PyTree = Any
 PLACES = ("device", "host")
@@ -44,10 +44,7 @@ class CheckpointExchange(NamedTuple):
 
     def check(self, name: str) -> None:
         """Raises ValueError or TypeError that names the field which is not allowed."""
-        if self.checkpoints_on not in PLACES:
-            raise ValueError(
-                f"{name}.checkpoints_on must be one of {PLACES}, got {self.checkpoints_on!r}."
-            )
+        check_choice(f"{name}.checkpoints_on", self.checkpoints_on, PLACES)
         if self.checkpoints_per_client is not None:
             check_integer(f"{name}.checkpoints_per_client", self.checkpoints_per_client, low=1)
 

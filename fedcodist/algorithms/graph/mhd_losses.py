@@ -15,7 +15,7 @@ import optax
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import LARGEST_BATCH, check_integer
+from fedcodist.core.checks import LARGEST_BATCH, check_choice, check_integer
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 
@@ -87,8 +87,7 @@ class HeadDistillation(NamedTuple):
             ("choice", self.choice, CHOICES),
             ("embedding_distance", self.embedding_distance, EMBEDDING_DISTANCES),
         ):
-            if value not in allowed:
-                raise ValueError(f"{name}.{field} must be one of {allowed}, got {value!r}.")
+            check_choice(f"{name}.{field}", value, allowed)
 
 
 def distillation_gradient(

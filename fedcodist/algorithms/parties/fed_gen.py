@@ -34,7 +34,7 @@ from fedcodist.algorithms.parties.shared_heads import (
     with_first_head,
     with_same_head,
 )
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -42,7 +42,7 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.labels import class_labels
+from fedcodist.core.label_counts import label_counts
 from fedcodist.core.local_training import (
     LocalTraining,
     batch_size_for,
@@ -201,13 +201,6 @@ def fed_gen(
         lambda state, name: state.models[name],
         same_for_all(groups, _communication(groups, generator, width, classes)),
     )
-
-
-def label_counts(data: ClientData, classes: int) -> jax.Array:
-    """The number of a party's examples of each label, [classes]."""
-    _, rows, is_real = batches.places(0, data.capacity, data.size)
-    labels = class_labels(data.columns["label"][data.start + rows], classes)
-    return jnp.sum(jax.nn.one_hot(labels, classes) * is_real[:, None], axis=0)
 
 
 def shares_of(counts: jax.Array) -> jax.Array:

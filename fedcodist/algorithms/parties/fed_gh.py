@@ -29,7 +29,6 @@ from fedcodist.algorithms.parties.party import (
 from fedcodist.algorithms.parties.prototypes import (
     ServerTraining,
     as_examples,
-    check_choice,
     check_prototype_groups,
     check_server_training,
     class_sums,
@@ -39,7 +38,7 @@ from fedcodist.algorithms.parties.prototypes import (
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round

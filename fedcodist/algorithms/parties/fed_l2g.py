@@ -30,7 +30,7 @@ from fedcodist.algorithms.parties.shared_examples import without_examples
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -193,8 +193,7 @@ def fed_l2g(
 
 
 def _guided_width(groups: Mapping[str, PartyGroup], num_classes: int, guided: str) -> int:
-    if guided not in GUIDED:
-        raise ValueError(f"guided must be one of {sorted(GUIDED)}, got {guided!r}.")
+    check_choice("guided", guided, sorted(GUIDED))
     if guided == "logits":
         return num_classes
     return check_heads("groups", {name: group.model for name, group in groups.items()})[0]

@@ -25,7 +25,6 @@ from fedcodist.algorithms.parties.prototypes import (
     PROTOTYPE_PREDICTS,
     ClassSums,
     Prototypes,
-    check_choice,
     check_prototype_groups,
     class_sums,
     no_prototypes,
@@ -37,7 +36,7 @@ from fedcodist.algorithms.parties.prototypes import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round

@@ -70,12 +70,6 @@ def check_prototype_groups(groups: Mapping[str, PartyGroup], num_classes: int) -
     return width
 
 
-def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises ValueError that names the argument unless the value is one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{argument} must be {' or '.join(map(repr, choices))}, got {value!r}.")
-
-
 def check_server_training(training: ServerTraining) -> None:
     """Raises ValueError or TypeError that names the field of `server_training`."""
     check_training("server_training", on_prototypes(training))

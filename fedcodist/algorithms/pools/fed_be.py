@@ -22,7 +22,7 @@ from fedcodist.algorithms.pools.pool import (
 from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
@@ -225,8 +225,7 @@ def _check_fed_be(
     check_integer("samples", samples, low=0)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
-    if sampling not in SAMPLINGS:
-        raise ValueError(f"sampling must be one of {SAMPLINGS}, got {sampling!r}.")
+    check_choice("sampling", sampling, SAMPLINGS)
     if distillation.mixup_beta > 0:
         raise ValueError("distillation.mixup_beta must be 0: mixed images differ every time.")
     if averaging is None:

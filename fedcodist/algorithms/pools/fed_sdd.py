@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.pools.grouped_models import (
@@ -21,6 +20,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
+from fedcodist.algorithms.pools.model_buffer import ensemble_of, first_buffer, with_newest
 from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohorts, check_pools
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
@@ -140,9 +140,7 @@ def fed_sdd(
     def init(key: jax.Array) -> FedSDDState:
         # Each model starts from other values: "a distinct set of weights".
         models = first_models(groups, key)
-        room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
-        buffer = jax.tree.map(room, stacked_models(groups, models))
-        return FedSDDState(models, buffer, jnp.zeros(rounds_kept).at[0].set(1))
+        return FedSDDState(models, *first_buffer(stacked_models(groups, models), rounds_kept))
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
         # Algorithm 1: clients are sampled, shuffled and divided into K groups.
@@ -160,7 +158,9 @@ def fed_sdd(
             groups, state.models, client_states, round, hyper.method, execution
         )
         # These models, before distillation, replace those of round t - R in the buffer.
-        state = buffered(state._replace(models=models), stacked_models(groups, models), round.index)
+        newest = stacked_models(groups, models)
+        kept = with_newest(state.buffer, state.weights, newest, round.index)
+        state = FedSDDState(models, *kept)
         if distillation.steps:
 
             def teach(models: dict[str, PyTree]) -> dict[str, PyTree]:
@@ -205,18 +205,9 @@ def fed_sdd(
     )
 
 
-def buffered(state: FedSDDState, newest: Variables, round: jax.Array) -> FedSDDState:
-    """The state with a round's models, leaves [models, ...], in the buffer."""
-    place = round % len(state.weights)
-    buffer = jax.tree.map(lambda models, new: models.at[place].set(new), state.buffer, newest)
-    return state._replace(buffer=buffer, weights=state.weights.at[place].set(1))
-
-
 def buffer_ensemble(state: FedSDDState) -> Ensemble:
-    """The ensemble of all aggregated models in the buffer; before round 1 the initial ones."""
-    models = jax.tree.leaves(state.buffer.params)[0].shape[1]
-    members = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.buffer)
-    return Ensemble(members, jnp.repeat(jnp.asarray(state.weights), models))
+    """The ensemble of all aggregated models in the buffer."""
+    return ensemble_of(state.buffer, state.weights)
 
 
 def distilled_students(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, distilled_students
@@ -23,6 +22,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
+from fedcodist.algorithms.pools.model_buffer import ensemble_of, first_buffer, with_newest
 from fedcodist.algorithms.pools.pool import (
     Pool,
     assemble,
@@ -132,7 +132,6 @@ def fed_sdd_pools(
         new_states: dict[str, PyTree] = {}
         metrics: dict[str, jax.Array] = {}
         servers, buffers = dict(state.models), {}
-        put = lambda kept, new: kept.at[round.index % rounds_kept].set(new)
         for name, parts in groups.items():
             trained_models, trained = train_groups(
                 parts,
@@ -146,8 +145,10 @@ def fed_sdd_pools(
             servers, metrics = servers | trained_models, metrics | trained.metrics
             new_states |= trained.client_states
             newest = stacked_models(parts, trained_models)
-            buffers[name] = jax.tree.map(put, state.buffers[name], newest)
-        state = FedSDDPoolsState(servers, buffers, put(state.weights, 1))
+            buffers[name], weights = with_newest(
+                state.buffers[name], state.weights, newest, round.index
+            )
+        state = FedSDDPoolsState(servers, buffers, weights)
         if distillation.steps:
 
             def teach(servers: dict[str, PyTree]) -> dict[str, PyTree]:
@@ -195,11 +196,13 @@ def first_state(
     servers: dict[str, PyTree] = {}
     for parts in groups.values():
         servers |= first_models(parts, key)
-    room = lambda leaf: jnp.zeros((rounds_kept, *leaf.shape), leaf.dtype).at[0].set(leaf)
-    buffers = {
-        name: jax.tree.map(room, stacked_models(parts, servers)) for name, parts in groups.items()
+    first = {
+        name: first_buffer(stacked_models(parts, servers), rounds_kept)
+        for name, parts in groups.items()
     }
-    return FedSDDPoolsState(servers, buffers, jnp.zeros(rounds_kept).at[0].set(1))
+    buffers = {name: buffer for name, (buffer, _) in first.items()}
+    _, weights = next(iter(first.values()))
+    return FedSDDPoolsState(servers, buffers, weights)
 
 
 def taught_servers(
@@ -222,13 +225,7 @@ def taught_servers(
 
 def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
     """Pool -> the ensemble of all aggregated models in its buffer."""
-
-    def ensemble(buffer: Variables) -> Ensemble:
-        count = jax.tree.leaves(buffer.params)[0].shape[1]
-        members = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), buffer)
-        return Ensemble(members, jnp.repeat(jnp.asarray(state.weights), count))
-
-    return {name: ensemble(buffer) for name, buffer in state.buffers.items()}
+    return {name: ensemble_of(buffer, state.weights) for name, buffer in state.buffers.items()}
 
 
 def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Pool]:

@@ -11,10 +11,9 @@ from flax.linen.module import InterceptorContext
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result
 from fedcodist.algorithms.pools.levels import Part, part_at_places
-from fedcodist.core import batches
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.labels import class_labels
+from fedcodist.core.label_counts import label_counts
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.models.submodels import chain_units, check_chain, counts_of, places_of
@@ -83,9 +82,7 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
 
 def classes_of(data: ClientData, classes: int) -> jax.Array:
     """Which classes a client has examples of, float [classes] of 0 and 1."""
-    _, rows, is_real = batches.places(0, data.capacity, data.size)
-    labels = class_labels(data.columns["label"][data.start + rows], classes)
-    return jnp.zeros(classes).at[labels].max(is_real.astype(jnp.float32))
+    return (label_counts(data, classes) > 0).astype(jnp.float32)
 
 
 def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:

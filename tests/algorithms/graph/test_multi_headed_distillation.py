@@ -764,7 +764,7 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
             lambda: mhd(
                 alike(), graphs.complete(8), distillation=DISTILLATION._replace(candidates="all")
             ),
-            r"candidates must be one of \('base', .*, got 'all'",
+            r"candidates must be one of \['base', .*, got 'all'",
         ),
         (
             lambda: mhd(
@@ -772,7 +772,7 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
                 graphs.complete(8),
                 distillation=exchanging(checkpoints_on="gpu"),
             ),
-            r"checkpoints_on must be one of \('device', 'host'\), got 'gpu'",
+            r"checkpoints_on must be one of \['device', 'host'\], got 'gpu'",
         ),
         (
             lambda: mhd(alike(), graphs.complete(8), hyper=MHDHyper(head_weight=-1.0)),

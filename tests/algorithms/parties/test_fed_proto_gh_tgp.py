@@ -476,11 +476,11 @@ BARE = {"bare": PartyGroup(headed_model(True)._replace(init=lambda key: Variable
         (lambda: fed_proto(GROUPS, 3), "groups must have models of num_classes=3 outputs"),
         (
             lambda: fed_proto(GROUPS, CLASSES, weighting="x"),
-            "weighting must be 'examples' or 'parties', got 'x'",
+            r"weighting must be one of \['examples', 'parties'\], got 'x'",
         ),
         (
             lambda: fed_proto(GROUPS, CLASSES, predict_by="x"),
-            "predict_by must be 'head' or 'prototype', got 'x'",
+            r"predict_by must be one of \['head', 'prototype'\], got 'x'",
         ),
         (
             lambda: fed_proto(GROUPS, CLASSES, hyper=FedProtoHyper(weight=-1)),
@@ -493,7 +493,7 @@ BARE = {"bare": PartyGroup(headed_model(True)._replace(init=lambda key: Variable
         (lambda: fed_gh(NARROW, CLASSES), "groups must have models whose heads have one shape"),
         (
             lambda: fed_gh(GROUPS, CLASSES, predict_by="head"),
-            "predict_by must be 'own_head' or 'global_head', got 'head'",
+            r"predict_by must be one of \['own_head', 'global_head'\], got 'head'",
         ),
         (
             lambda: fed_gh(GROUPS, CLASSES, server_training=ServerTraining(epochs=0)),
@@ -505,7 +505,7 @@ BARE = {"bare": PartyGroup(headed_model(True)._replace(init=lambda key: Variable
         ),
         (
             lambda: fed_tgp(GROUPS, CLASSES, margin="x"),
-            "margin must be 'largest' or 'nearest', got 'x'",
+            r"margin must be one of \['largest', 'nearest'\], got 'x'",
         ),
         (
             lambda: fed_tgp(GROUPS, CLASSES, hyper=FedTGPHyper(margin_threshold=-1)),
