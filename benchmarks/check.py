@@ -73,10 +73,7 @@ def main() -> int:
     )
     try:
         return compare_with_records(parser.parse_args().workload)
-    except ProgramFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return SLOWER
-    except ValueError as error:  # a bad record
+    except (ProgramFailed, ValueError) as error:  # a program does not run, or a bad record
         print(f"error: {error}", file=sys.stderr)
         return CANNOT_JUDGE
 

@@ -96,6 +96,25 @@ def check_attributes(argument: str, network: Any, attributes: Mapping[str, Any])
             raise _wrong_flag(argument, network, f"an attribute {name!r}")
 
 
+def check_part(argument: str, part: Any) -> None:
+    """Raises ValueError unless a part of a network gets its mode from the network, or has none.
+
+    Args:
+      argument: the part's name in errors.
+      part: a Flax linen module, which the network calls with `part_arguments`.
+    """
+    call = read_call(argument, part, part.__call__, (TRAIN, "mask"))
+    if TRAIN not in call.accepted:
+        flags = {name: getattr(part, name, ...) for name in part.__dataclass_fields__}
+        check_attributes(argument, part, flags)
+
+
+def part_arguments(part: Any, **available: Any) -> dict[str, Any]:
+    """Those of the available arguments that a part of a network has parameters for."""
+    accepted = inspect.signature(type(part).__call__).parameters
+    return {name: value for name, value in available.items() if name in accepted}
+
+
 def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:
     """Raises ValueError that names the argument if layers are in evaluation mode in training.
 

@@ -13,8 +13,8 @@ URL = "<url>"
 
 _URL = re.compile(r"(?:https?|ftp)://[^\s<>\"]+|www\.[^\s<>\"]+", re.IGNORECASE)
 _WORD = re.compile(rf"{URL}|[a-z0-9_]+(?:['-][a-z0-9_]+)*|[^\sa-z0-9_]")
-# A sentence ends at . ! or ? before white space and something that can begin one.
-_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9`])")
+# A sentence ends at . ! or ? and what it closes, before white space and something that can begin one.
+_END = re.compile(r"(?<=[.!?])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9`])")
 _QUOTES = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."})
 # Elements before and after which no sentence goes on.
 _BLOCKS = frozenset(
@@ -50,7 +50,8 @@ def sentences_of(text: str) -> list[list[str]]:
     """
     sentences = []
     for paragraph in re.split(r"\n\s*\n", text):
-        for sentence in _END.split(" ".join(paragraph.split())):
+        # What closes a sentence stays with it; a space ends it.
+        for sentence in _END.sub(r"\1\n", " ".join(paragraph.split())).split("\n"):
             if words := words_of(sentence):
                 sentences.append(words)
     return sentences

@@ -126,6 +126,9 @@ class _Table:
         for name in names:
             value = example[name]
             if value.dtype.kind == "O" and all(isinstance(item, bytes) for item in value.flat):
+                # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
+                if any(item.endswith(b"\0") for item in value.flat):
+                    raise ValueError(f"column {name!r} has bytes that end in NUL")
                 value = value.astype(np.bytes_)
             examples = self.columns[name]
             if examples and (

@@ -30,7 +30,12 @@ def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
     Raises:
       ValueError: `size` is smaller than the number of characters, or there are no words.
     """
-    usable = [word for word in counts if 0 < len(word) <= _LONGEST_WORD and CONTINUES not in word]
+    # Fixed-width text, in which pieces are stored, loses NUL at the end.
+    usable = [
+        word
+        for word in counts
+        if 0 < len(word) <= _LONGEST_WORD and CONTINUES not in word and "\0" not in word
+    ]
     if not usable:
         raise ValueError("counts must have a word")
     chosen = sorted(usable, key=lambda word: (-counts[word], word))[:_LEARNT_FROM]

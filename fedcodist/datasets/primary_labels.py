@@ -135,6 +135,9 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
         raise ValueError(
             f"column 'label' must be 0 to {num_labels - 1}, got {labels.min()} to {labels.max()}."
         )
+    if not data.client_sizes.all():
+        empty = int(np.flatnonzero(data.client_sizes == 0)[0])
+        raise ValueError(f"data must have examples of every client, client {empty} has none.")
     counts = np.zeros((data.num_clients, num_labels))
     np.add.at(counts, (client_of_example, labels), 1)
     return counts / counts.sum(axis=1, keepdims=True)

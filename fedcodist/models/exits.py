@@ -1,8 +1,6 @@
 """Networks with exits: a classifier after every block, so that the first blocks are a network too."""
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,6 +8,7 @@ import jax
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits, pooled
 from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.training_flag import check_part, part_arguments
 
 
 def digits_exits(depth: int | None = None) -> "Exits":
@@ -27,11 +26,16 @@ def with_exits(module: "Exits", example: jax.Array) -> Model:
       module: the network.
       example: inputs with a leading batch axis.
 
+    Raises:
+      ValueError: names a block whose training mode is set in another way than by `train`.
+
     >>> import jax.numpy as jnp
     >>> model = with_exits(Exits([nn.Dense(4), nn.Dense(4)], classes=3, depth=1), jnp.zeros((1, 2)))
     >>> sorted(model.init(jax.random.key(0)).params)
     ['blocks_0', 'exit_0']
     """
+    for index, block in enumerate(module.blocks):
+        check_part(f"module.blocks[{index}]", block)
     return from_flax_linen(
         module,
         example,
@@ -70,11 +74,9 @@ class Exits(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> LayerOutputs:
-        given: dict[str, Any] = {"train": train, "mask": mask}
         exits = []
         for index, block in enumerate(self.blocks[: self.depth]):
-            accepted = inspect.signature(type(block).__call__).parameters
-            x = block(x, **{name: value for name, value in given.items() if name in accepted})
+            x = block(x, **part_arguments(block, train=train, mask=mask))
             exits.append(nn.Dense(self.classes, name=f"exit_{index}")(pooled(x)))
         return LayerOutputs(sum(exits[1:], exits[0]) / len(exits), tuple(exits))
 

@@ -4,7 +4,6 @@ Methods of prototypes send mean embeddings. LG-FedAvg, FedPer and FedGH send or 
 methods need to know the head's parameters and its input.
 """
 
-import inspect
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +12,7 @@ import jax
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
 HEAD = "head"  # the name of its parameters, {"kernel": [width, classes], "bias": [classes]}
@@ -35,7 +35,8 @@ def headed(
       width: of the embedding; that of the backbone where not given.
 
     Raises:
-      ValueError: numbers out of range, or a backbone that returns something else than [batch, width].
+      ValueError: numbers out of range, or a backbone that returns something else than [batch, width] or
+        whose training mode is set in another way than by `train`.
 
     >>> import jax.numpy as jnp
     >>> model = headed(nn.Dense(8), jnp.zeros((1, 4)), classes=3, width=2)
@@ -43,6 +44,7 @@ def headed(
     >>> jax.tree.map(jnp.shape, params[HEAD])
     {'bias': (3,), 'kernel': (2, 3)}
     """
+    check_part("backbone", backbone)
     return from_flax_linen(
         Headed(backbone, classes, width),
         example,
@@ -69,9 +71,7 @@ class Headed(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> LayerOutputs:
-        accepted = inspect.signature(type(self.backbone).__call__).parameters
-        given: dict[str, Any] = {"train": train, "mask": mask}
-        embedding = self.backbone(x, **{n: v for n, v in given.items() if n in accepted})
+        embedding = self.backbone(x, **part_arguments(self.backbone, train=train, mask=mask))
         if self.width is not None:
             embedding = embedding.reshape(embedding.shape[0], -1)
             embedding = nn.Dense(self.width, name=EMBEDDING)(embedding)

@@ -1,6 +1,5 @@
 """The networks of Multi-Headed Distillation: several linear heads share the embedding of a backbone."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
-from fedcodist.core.training_flag import TRAIN, check_attributes, read_call
+from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
@@ -52,10 +51,7 @@ def multi_headed(
     Raises:
       ValueError: numbers out of range, or a backbone that returns something else.
     """
-    call = read_call("backbone", backbone, backbone.__call__, (TRAIN, "mask"))
-    if TRAIN not in call.accepted:
-        flags = {name: getattr(backbone, name, ...) for name in backbone.__dataclass_fields__}
-        check_attributes("backbone", backbone, flags)
+    check_part("backbone", backbone)
     network = MultiHeaded(backbone, classes, heads, projection)
     return from_flax_linen(
         network,
@@ -123,9 +119,7 @@ class MultiHeaded(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> HeadedOutputs:
-        accepted = inspect.signature(type(self.backbone).__call__).parameters
-        given: dict[str, Any] = {"train": train, "mask": mask}
-        embedding = self.backbone(x, **{n: v for n, v in given.items() if n in accepted})
+        embedding = self.backbone(x, **part_arguments(self.backbone, train=train, mask=mask))
         if embedding.ndim != 2:
             raise ValueError(f"backbone must return [batch, width], got {embedding.shape}.")
         logits = nn.Dense(self.classes, name="main")(embedding)[:, None]

@@ -1,4 +1,4 @@
-"""ResNet-18 to ResNet-152 for ImageNet's image sizes (He et al., arXiv 1512.03385, table 1).
+"""ResNets for ImageNet's image sizes (He et al., arXiv 1512.03385, table 1).
 
 In blocks of three convolutions the 3x3 one has the stride, as in PyTorch's torchvision. In the paper it
 is the first 1x1 one.
@@ -23,21 +23,6 @@ def resnet18(*, classes: int | None = 1000) -> "ImageNetResNet":
 def resnet34(*, classes: int | None = 1000) -> "ImageNetResNet":
     """ResNet-34: 21,797,672 parameters for 1,000 classes."""
     return ImageNetResNet(blocks=(3, 4, 6, 3), classes=classes)
-
-
-def resnet50(*, classes: int | None = 1000) -> "ImageNetResNet":
-    """ResNet-50: 25,557,032 parameters for 1,000 classes."""
-    return ImageNetResNet(blocks=(3, 4, 6, 3), classes=classes, bottleneck=True)
-
-
-def resnet101(*, classes: int | None = 1000) -> "ImageNetResNet":
-    """ResNet-101: 44,549,160 parameters for 1,000 classes."""
-    return ImageNetResNet(blocks=(3, 4, 23, 3), classes=classes, bottleneck=True)
-
-
-def resnet152(*, classes: int | None = 1000) -> "ImageNetResNet":
-    """ResNet-152: 60,192,808 parameters for 1,000 classes."""
-    return ImageNetResNet(blocks=(3, 8, 36, 3), classes=classes, bottleneck=True)
 
 
 class ImageNetResNet(nn.Module):

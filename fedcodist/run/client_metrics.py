@@ -1,12 +1,15 @@
 """Metrics of each client: metrics lines of their distribution over clients, and the file clients.npz."""
 
-import os
+import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedcodist.core.files import write_atomically
+from fedcodist.run.run_folder import RunFolderError
 
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
@@ -86,10 +89,12 @@ def save_clients(path: Path, round: int, evaluation: ClientEvaluation) -> None:
             arrays[f"{split}/{model}/{_EXAMPLES}"] = measured.examples
             for metric, values in measured.metrics.items():
                 arrays[f"{split}/{model}/{metric}"] = values
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "wb") as file:
-        np.savez_compressed(file, **arrays)
-    os.replace(partial, path)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    try:
+        write_atomically(path, content.getvalue())
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:

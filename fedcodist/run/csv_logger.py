@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedcodist.run.metrics_lines import WHAT_IS_MEASURED, Record, scalars
+from fedcodist.run.tracked_runs import LoggerError
 
 
 class CSVLogger:
@@ -23,6 +24,12 @@ class CSVLogger:
         self._is_new = False
 
     def _write(self, mode: str, records: Iterable[Record]) -> None:
+        try:
+            self._write_rows(mode, records)
+        except OSError as error:
+            raise LoggerError(f"cannot write {self._path}: {error.strerror}.") from error
+
+    def _write_rows(self, mode: str, records: Iterable[Record]) -> None:
         with open(self._path, mode, newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             if mode == "w":

@@ -395,6 +395,8 @@ def _kept(
     state, client_states = whole[:2]
     of_round = [record for record in records if record["round"] == kept_state.round]
     if kept_state.round != last_round and experiment.final_splits:
+        # A run that has grown since was evaluated on them in this round, its last one then.
+        of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
         if host_client_states:
             host_client_states.restore(client_states)
             client_states = None

@@ -29,7 +29,10 @@ class FedJAXAlgorithm(NamedTuple):
 
 
 def as_fedjax(
-    method: FederatedMethod, hyper: PyTree = None, execution: Execution = Execution("eager")
+    method: FederatedMethod,
+    hyper: PyTree = None,
+    execution: Execution = Execution("eager"),
+    seed: int = 0,
 ) -> FedJAXAlgorithm:
     """Gives a method FedJAX's interface, a call per round, for debugging and for old notebooks.
 
@@ -41,6 +44,7 @@ def as_fedjax(
       method: one without client states, since FedJAX's clients keep nothing between rounds.
       hyper: hyper-parameters; the method's defaults where not given.
       execution: how clients are executed.
+      seed: of what the server draws, such as noise; clients' draws come from their own keys.
 
     Raises:
       ValueError: names the method if its clients keep states, such as SCAFFOLD's variates.
@@ -70,7 +74,7 @@ def as_fedjax(
             capacity=int(sizes.max()),
         )
         message = method.broadcast(server_state)
-        root = keys.derive(jax.random.key(0), round)
+        root = keys.derive(jax.random.key(seed), round)
 
         def client_update(
             message: PyTree, client_key: jax.Array, data: ClientData, key: jax.Array

@@ -65,10 +65,10 @@ class Identity(NamedTuple):
     has_config: bool
     execution: dict[str, Any]
 
-    def is_longer(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-        """Whether our config asks for more rounds than theirs."""
-        before, now = theirs.get("rounds"), ours.get("rounds")
-        return isinstance(before, int) and isinstance(now, int) and before < now
+    def is_longer(self, theirs: Mapping[str, Any]) -> bool:
+        """Whether the run has more rounds than another one's content says."""
+        rounds = theirs.get("rounds")
+        return isinstance(rounds, int) and rounds < self.content["rounds"]
 
     def difference(self, theirs: Mapping[str, Any], to_grow: bool = False) -> str | None:
         """The first difference from another run's content; None if it is the same run.

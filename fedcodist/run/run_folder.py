@@ -102,11 +102,11 @@ class RunFolder:
                         path = self.path / "environment.json"
                         raise RunFolderError(f"cannot read {path}: no {part}.")
             self._check_same_run(config, identity, first.get("identity"))
-            if self._read("config.json").get("rounds") != config.get("rounds"):
-                # A run that grows is not finished any more, even if this start is killed.
-                (self.path / "summary.json").unlink(missing_ok=True)
             if first and not change_plan:
                 self._check_same_plan(plan, first)
+            if identity is not None and identity.is_longer(first.get("identity", {})):
+                # A run that grows is not finished any more, even if this start is killed.
+                (self.path / "summary.json").unlink(missing_ok=True)
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
@@ -124,7 +124,7 @@ class RunFolder:
         before = self._read("config.json")
         difference = None
         if identity is not None and theirs is not None:
-            if identity.is_longer(before, config):
+            if identity.is_longer(theirs) and "rounds" in before:
                 before = before | {"rounds": config["rounds"]}
                 difference = identity.difference(theirs, to_grow=True)
             else:

@@ -29,7 +29,10 @@ class TrackedRuns:
             self._ids = json.loads(self._path.read_text(encoding="utf-8")) if is_there else {}
         if str(seed) not in self._ids:
             self._ids[str(seed)] = create()
-            write_atomically(self._path, json.dumps(self._ids).encode())
+            try:
+                write_atomically(self._path, json.dumps(self._ids).encode())
+            except OSError as error:
+                raise LoggerError(f"cannot write {self._path}: {error.strerror}.") from error
         return self._ids[str(seed)]
 
 

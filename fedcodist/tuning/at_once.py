@@ -37,6 +37,13 @@ def programs_at_once(experiment: Experiment) -> Programs:
         raise ValueError("--at_once needs data on the device: execution.stream must be False.")
     if experiment.seeds != 1:
         raise ValueError(f"--at_once needs trials of one seed, got seeds={experiment.seeds}.")
+    for part, why in (
+        ("personal_models", "clients have personal models, which only single trials evaluate"),
+        ("host_state", "states lie on the host, where trials of one seed would share them"),
+        ("privacy", "a budget may end a trial early"),
+    ):
+        if getattr(experiment.algorithm, part):
+            raise ValueError(f"--at_once must be 1 for {experiment.algorithm.name}: {why}.")
     return build_programs(
         experiment.algorithm,
         experiment.evaluate_every,

@@ -300,6 +300,9 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     from fedcodist.config.experiment import build_experiment
     from fedcodist.run.experiment import check_experiment
 
+    for group in ("phases", "callbacks"):
+        if config.get(group):
+            raise ValueError(f"{group} must be None for tuning, which only runs the rounds.")
     with as_settings(config):
         config = divided(copy.deepcopy(config))
         data = load_data(config.data)

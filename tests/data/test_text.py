@@ -134,5 +134,12 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
+def test_clients_without_examples_of_a_domain_are_left_out():
+    columns = {"tokens": np.ones((3, 2), np.uint16), "domain": np.array([0, 1, 0])}
+    data = FederatedData.from_arrays(columns, offsets=[0, 0, 2, 3, 3], allow_empty=True)
+    assert of_domain(data, 0).client_sizes.tolist() == [1, 1]
+    assert of_domain(data, 1).client_sizes.tolist() == [1]
+
+
 def pools(shares):
     return domain_pools(text_splits(made_up(0), DOMAINS)["train"], DOMAINS, shares, 0)

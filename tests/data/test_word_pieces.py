@@ -69,3 +69,8 @@ def test_bad_input():
         learn_pieces({"abc": 1}, 2)
     with pytest.raises(ValueError, match="counts must have a word"):
         learn_pieces({"": 1, "a" * 101: 5}, 9)
+
+
+def test_words_with_nul_are_left_out():
+    """Pieces are stored as text of fixed width, which loses NUL at the end."""
+    assert learn_pieces({"a": 1, "a\0": 5}, 10) == ("a",)

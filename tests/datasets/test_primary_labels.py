@@ -140,3 +140,11 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_frequencies_of_a_client_without_examples_are_refused():
+    data = FederatedData.from_arrays(
+        {"label": np.array([0, 1])}, offsets=[0, 1, 1, 2], allow_empty=True
+    )
+    with pytest.raises(ValueError, match="client 1 has none"):
+        label_frequencies(data, 2)

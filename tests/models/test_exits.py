@@ -69,3 +69,15 @@ def test_bad_input_is_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         Exits(blocks(), **{"classes": 4, **options})
     assert "\n" not in str(error.value)
+
+
+def test_a_part_whose_dropout_would_never_be_on_is_refused():
+    class Dropping(nn.Module):
+        @nn.compact
+        def __call__(self, x, deterministic=True):
+            return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x.reshape(len(x), -1)))
+
+    with pytest.raises(
+        ValueError, match=r"^module\.blocks\[0\] must be told of training by a parameter `train`"
+    ):
+        with_exits(Exits([Dropping()], 3), jnp.zeros((1, 4)))

@@ -67,3 +67,15 @@ def test_bad_sizes_are_named():
             headed(nn.Dense(8), jnp.zeros((1, 4)), **arguments)
     with pytest.raises(ValueError, match=r"backbone must return \[batch, width\]"):
         headed(nn.Conv(8, (3, 3)), IMAGES[:1], classes=3)
+
+
+def test_a_part_whose_dropout_would_never_be_on_is_refused():
+    class Dropping(nn.Module):
+        @nn.compact
+        def __call__(self, x, deterministic=True):
+            return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x.reshape(len(x), -1)))
+
+    with pytest.raises(
+        ValueError, match=r"^backbone must be told of training by a parameter `train`"
+    ):
+        headed(Dropping(), IMAGES[:1], 3)

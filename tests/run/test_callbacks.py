@@ -212,6 +212,16 @@ def test_the_best_models_are_kept_and_tested(source, tmp_path):
     assert resumed.summary["kept"] == outcome.summary["kept"]
 
 
+def test_the_best_models_of_a_run_that_grew_are_tested_once(tmp_path):
+    keep = [at(3, Decision(keep=True))]
+    run = functools.partial(run_experiment, callbacks=keep, **SETTINGS)
+    run(experiment(rounds=3), tmp_path)
+    grown = run(experiment(rounds=5), tmp_path)
+    kept = grown.summary["kept"]
+    assert kept["round"] == 3
+    assert {len(v) for split in kept["final"]["main"].values() for v in split.values()} == {2}
+
+
 def test_a_kept_checkpoint_that_is_gone_is_a_warning(tmp_path):
     run = functools.partial(run_experiment, experiment(), tmp_path, **SETTINGS)
     run(callbacks=[at(3, Decision(keep=True))])

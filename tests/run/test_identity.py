@@ -345,6 +345,15 @@ def test_a_run_that_grows_is_unfinished_until_it_ends(finished):
     assert run(finished, rounds=4).summary["rounds"] == 4
 
 
+def test_a_refused_start_leaves_a_finished_run_as_it_is(finished):
+    before = (finished / "summary.json").read_bytes()
+    with pytest.raises(RunFolderError, match="another execution plan"):
+        run_experiment(
+            make_experiment(rounds=4), finished, plan={"processes": 7}, show_progress=False
+        )
+    assert (finished / "summary.json").read_bytes() == before
+
+
 def test_more_rounds_of_a_finished_run(finished, tmp_path_factory):
     longer = run(finished, rounds=4, evaluate_also=(3,))
     assert longer.summary["rounds"] == 4

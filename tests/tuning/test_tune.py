@@ -1057,3 +1057,27 @@ def test_trials_that_cannot_be_trained_at_once_are_refused(settings, message):
     experiment, _ = tune.held_out_experiment(get_config("fed_avg", **settings))
     with pytest.raises(ValueError, match=message):
         at_once.programs_at_once(experiment)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("personal_models", r"--at_once must be 1 for .*personal models"),
+        ("host_state", r"--at_once must be 1 for .*on the host"),
+        ("privacy", r"--at_once must be 1 for .*a budget"),
+    ],
+)
+def test_methods_that_cannot_be_trained_at_once_are_refused(part, message):
+    experiment, _ = tune.held_out_experiment(get_config("fed_avg"))
+    algorithm = experiment.algorithm._replace(**{part: {"main": object()}})
+    with pytest.raises(ValueError, match=message):
+        at_once.programs_at_once(experiment._replace(algorithm=algorithm))
+
+
+@pytest.mark.parametrize("group", ["phases", "callbacks"])
+def test_what_tuning_would_not_run_is_refused(group):
+    config = get_config("fed_avg")
+    with config.unlocked():
+        config[group] = {"one": {"name": "stop_early"}}
+    with pytest.raises(ValueError, match=rf"^{group} must be None for tuning"):
+        tune.held_out_experiment(config)
