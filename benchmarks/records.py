@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
 
+from fedcodist.core.files import write_atomically
 from fedcodist.run.commit import running_commit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ def write(record: Mapping[str, Any], folder: Path = FOLDER) -> Path:
         number += 1
     # One line per key: small, and a change shows in a diff.
     lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     return path
 
 

@@ -16,9 +16,12 @@ PyTree = Any
 def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> Reduce:
     """The reduction of the updates that the server can restore from compressed messages.
 
-    It is for methods of parties: `fed_md(..., reduce=compressed_reduce(quantisation(8)))` quantises the
-    scores. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties. For
-    methods of one model use `compressed`, which compresses downloads too.
+    It is for methods of parties who send scores: `fed_md(..., reduce=compressed_reduce(compressor))`
+    quantises them, with `quantisation(8)`. A party of FD later subtracts its means as they were before
+    compression, and messages of FD and FedProto have counts. So these need a compressor of small errors
+    for every number, such as quantisation with many bits, and not top-k. Bytes are measured: the metric
+    `<party>/client_bytes_up` is their mean over the parties. For methods of one model use `compressed`,
+    which compresses downloads too.
 
     Args:
       compressor: one without a memory, since a reduction keeps nothing from round to round. A compressor

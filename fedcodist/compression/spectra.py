@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.compression.compressor import Progress
-from fedcodist.compression.svd import as_matrix, matrix_shape, rank_for, threshold
+from fedcodist.compression.svd import as_matrix, check_thresholds, matrix_shape, rank_for, threshold
 from fedcodist.core.trees import named_leaves
 
 PyTree = Any
@@ -27,12 +27,17 @@ def spectra(
       start: first energy threshold, as in `svd`.
       end: last energy threshold, as in `svd`.
 
+    Raises:
+      ValueError, TypeError: names the threshold that is not allowed.
+
     Returns:
       (update, progress) -> metrics of the layers that `svd` decomposes. `rank/<layer>`, int32, is the
       least rank that keeps the round's share of the energy, even if factors are not sent.
       `spectrum/<layer>` [R] are singular values in descending order. A layer is a path, such as
       `Dense_0/kernel`.
     """
+
+    check_thresholds(start, end)
 
     def observe(update: PyTree, progress: Progress) -> dict[str, jax.Array]:
         metrics = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.compression.compressor import Compressor, Progress, check_finite, check_names, taken
 from fedcodist.core import keys
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number, shown
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.trees import named_leaves
 
@@ -83,15 +83,12 @@ def svd(
       ValueError, TypeError: names the threshold or the field of the range finder that is not allowed.
         Outside of a compiled program `compress` raises ValueError for values that are not finite.
     """
-    check_number("start", start, above=0, high=1)
-    check_number("end", end, above=0, high=1)
+    check_thresholds(start, end)
     if range_finder is not None:
+        if not isinstance(range_finder, RangeFinder):
+            raise TypeError(f"range_finder must be a RangeFinder, got {shown(range_finder)}.")
         check_integer("range_finder.columns", range_finder.columns, low=1)
         check_integer("range_finder.power_iterations", range_finder.power_iterations, low=0)
-    if end < start:
-        raise ValueError(
-            f"end must be at least start={start}, got {end}: thresholds never decrease."
-        )
 
     def compress(
         tree: PyTree, memory: PyTree, key: jax.Array, progress: Progress
@@ -140,6 +137,16 @@ def svd(
         pack=pack,
         unpack=unpack,
     )
+
+
+def check_thresholds(start: float, end: float) -> None:
+    """Raises ValueError or TypeError that names the energy threshold which is not allowed."""
+    check_number("start", start, above=0, high=1)
+    check_number("end", end, above=0, high=1)
+    if end < start:
+        raise ValueError(
+            f"end must be at least start={start}, got {end}: thresholds never decrease."
+        )
 
 
 def threshold(start: float, end: float, progress: Progress) -> jax.Array:

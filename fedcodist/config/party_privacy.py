@@ -62,6 +62,6 @@ def private_sum(config: ConfigDict, noise_multiplier: float) -> Reduce:
     if (weights := config.algorithm.get("weights")) is not None:
         for index, weight in enumerate(weights):
             check_number(f"algorithm.weights[{index}]", weight, low=0)
-        own["max_weight"] = float(max(weights))
+        own["max_weight"] = float(max(weights) / sum(weights))  # FedMD divides them by their sum
     with named("algorithm.privacy."):
         return _PRIVATE_SUMS[name](clip, noise_multiplier, **own)

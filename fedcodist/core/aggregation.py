@@ -75,8 +75,6 @@ class Reduce(NamedTuple):
         The masks of all clients sum to zero, so `finalize` does not need them.
       bound: a client's update -> the update that `prepare` uses in its place, such as a clipped one. It
         is for methods whose clients continue from what they sent. None: `prepare` changes no update.
-
-    A reduction that wraps another one uses `_replace`, so that it keeps the other fields.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]

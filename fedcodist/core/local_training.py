@@ -54,6 +54,18 @@ def check_training(
     check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
 
 
+def check_plain_gradients(method: str, training: LocalTraining) -> None:
+    """Raises ValueError if gradients are made in another way, as private ones are.
+
+    It is for methods whose parties send more of their examples than a model that was trained on them.
+    """
+    if training.differentiate is not None:
+        raise ValueError(
+            f"training.differentiate must be None for {method}, whose parties also send what the "
+            "trained model says of their examples."
+        )
+
+
 def batch_size_for(batch_size: int, capacity: int) -> int:
     """The batch size, reduced to the largest client's examples if it is far larger.
 

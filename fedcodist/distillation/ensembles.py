@@ -4,6 +4,7 @@ Members are Variables whose leaves have a leading axis. They are evaluated one a
 members with weight 0 are not evaluated.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -143,7 +144,8 @@ def dirichlet_samples(key: jax.Array, members: Variables, count: int) -> Variabl
     """
     clients = jax.tree.leaves(members.params)[0].shape[0]
     shares = jax.random.dirichlet(key, jnp.ones(clients), (count,))
-    return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), members)
+    mixed = functools.partial(jnp.tensordot, shares, axes=1, precision="highest")
+    return jax.tree.map(mixed, members)
 
 
 def is_guessing(accuracy: jax.Array, num_classes: int) -> jax.Array:

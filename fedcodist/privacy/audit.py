@@ -92,6 +92,8 @@ def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float = 0.95
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
     """
+    for name, high in (("correct", guesses.made), ("made", guesses.canaries)):
+        check_integer(f"guesses.{name}", getattr(guesses, name), low=0, high=high)
     check_number("delta", delta, low=0)
     check_number("confidence", confidence, above=0)
     for name, value in (("delta", delta), ("confidence", confidence)):

@@ -33,8 +33,16 @@ def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> 
     return jax.tree.map(clip, tree)
 
 
+def clipped_weight(weight: jax.Array, bound: jax.Array | float) -> jax.Array:
+    """A weight or count in [0, bound]; 0 in place of one that is not a number."""
+    return jnp.where(jnp.isnan(weight), 0, jnp.clip(weight, 0, bound))
+
+
 def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
-    """Whether clipping at the bound would not change the tree; bool scalar."""
+    """Whether what is sent of the tree is within the bound before clipping; bool scalar.
+
+    A tree with a value that is not finite is sent as zeros, so it counts as within any bound.
+    """
     norm = optax.tree.norm(tree)
     return (norm <= bound) | ~jnp.isfinite(norm)
 

@@ -19,7 +19,14 @@ from fedcodist.core.model import Variables
 from fedcodist.core.trees import named_leaves
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
 from fedcodist.privacy.banded_noise import BandedNoise, NoiseState, correlated, first_noise_state
-from fedcodist.privacy.clipping import clipped, is_within, noised, plus_noise, standard_normal
+from fedcodist.privacy.clipping import (
+    clipped,
+    clipped_weight,
+    is_within,
+    noised,
+    plus_noise,
+    standard_normal,
+)
 from fedcodist.privacy.private_checks import check_private, check_same_shapes, check_sends
 
 PyTree = Any
@@ -217,7 +224,7 @@ def _bounded(
     change = _change(message.mutable, result.mutable)
     weight, extra = jnp.ones((), jnp.float32), result.extra
     if "weight" in clips:
-        weight = jnp.clip(result.weight, 0, clips["weight"]) / clips["weight"]
+        weight = clipped_weight(result.weight, clips["weight"]) / clips["weight"]
     if "extra" in clips:
         extra = clipped(extra, clips["extra"])
     if tells_if_within:
@@ -229,8 +236,14 @@ def _bounded(
         mutable=clipped(change, clips["statistics"]) if "statistics" in clips else change,
         weight=weight,
         extra=extra,
-        metrics=dict(result.metrics) if metrics else {"num_steps": jnp.full((), jnp.nan)},
+        metrics=dict(result.metrics) if metrics else _sizes_alone(result.metrics),
     )
+
+
+def _sizes_alone(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Of a client's metrics the bytes of its messages, which whoever transports these sees."""
+    sizes = {name: value for name, value in metrics.items() if name.startswith("bytes_")}
+    return {"num_steps": jnp.full((), jnp.nan), **sizes}
 
 
 def _change(before: PyTree, after: PyTree) -> PyTree:
@@ -314,14 +327,18 @@ def noised_mean(
 
 
 def moved_statistics(mutable: PyTree, change: PyTree) -> PyTree:
-    """Mutable state after a noised change, in its own dtypes; leaves named `var...` stay at least 0."""
+    """Mutable state after a noised change, in its own dtypes.
+
+    Leaves with `var...` in their path, such as Flax's `var` and Haiku's `var_ema`, stay at least 0.
+    """
     new = jax.tree.map(
         lambda old, step: as_stored(old.astype(jnp.float32) + step, old), mutable, change
     )
     names = list(named_leaves(new))
+    is_variance = lambda part: part.startswith("var")
     leaves, structure = jax.tree.flatten(new)
     kept = [
-        jnp.maximum(leaf, 0) if name.rpartition("/")[2].startswith("var") else leaf
+        jnp.maximum(leaf, 0) if any(map(is_variance, name.split("/"))) else leaf
         for name, leaf in zip(names, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, kept)

@@ -72,6 +72,17 @@ def check_sends(
                 f"method must send floats, whose norm can be bounded, got {leaf.dtype} in {name} of "
                 f"{method.name}."
             )
+        if leaf.dtype.itemsize < 4:
+            raise ValueError(
+                f"method must send float32, in which norms and noise are exact enough, got "
+                f"{leaf.dtype} in {name} of {method.name}."
+            )
+    for name, leaf in named_leaves(result.mutable).items():
+        if not jnp.issubdtype(leaf.dtype, np.floating):
+            raise ValueError(
+                f"network must have no whole numbers in its mutable state, which gets noise, got "
+                f"{leaf.dtype} in {name}, such as a counter of Haiku's BatchNorm."
+            )
 
 
 def check_same_shapes(method: FederatedMethod, message: Any, result: ClientResult) -> None:

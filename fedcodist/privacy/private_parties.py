@@ -18,7 +18,7 @@ from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, PrivateCohorts
-from fedcodist.privacy.clipping import noised
+from fedcodist.privacy.clipping import clipped_weight, noised
 
 PyTree = Any
 
@@ -38,7 +38,8 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
     Args:
       clip: the largest norm of one example's scores, above 0.
       noise_multiplier: z; 0 only clips.
-      max_weight: the largest weight of a party, such as the largest of FedMD's weights.
+      max_weight: the largest weight of a party. FedMD divides `hyper.weights` by their sum, so it is
+        then max(weights) / sum(weights).
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -51,7 +52,7 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
         return jax.tree.map(lambda scores: clipped_rows(scores, clip), update)
 
     def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, jax.Array]:
-        weight = jnp.clip(result.weight, 0, max_weight)
+        weight = clipped_weight(result.weight, max_weight)
         return jax.tree.map(lambda scores: scores * weight, bound(result.update)), weight
 
     def finalize(total: tuple[PyTree, jax.Array], message: PyTree, key: jax.Array) -> Aggregate:
@@ -95,12 +96,12 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
         if not jax.tree.leaves(update):
             return update
         (vectors, counts), structure = _pair(update)
-        kept = jnp.clip(counts, 0, max_count)
+        kept = clipped_weight(counts, max_count)
         scaled = vectors * (kept / jnp.where(counts > 0, counts, 1))[:, None]
         return structure.unflatten([clipped_rows(scaled, clip * kept[:, None]), kept])
 
     def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, jax.Array]:
-        weight = jnp.clip(result.weight, 0, 1)
+        weight = clipped_weight(result.weight, 1)
         return jax.tree.map(lambda leaf: leaf * weight, bound(result.update)), weight
 
     def finalize(total: tuple[PyTree, jax.Array], message: PyTree, key: jax.Array) -> Aggregate:

@@ -212,6 +212,8 @@ def _checked_clients(
     if len(vectors) < 2:
         raise ValueError(f"vectors must be of at least 2 clients, got {len(vectors)}.")
     check_integer("threshold", threshold, low=2, high=len(vectors))
+    for index in vectors:
+        check_integer("vectors: a client's index", index, low=0, high=256**INDEX_BYTES - 1)
     sizes = {len(vector) for vector in vectors.values()}
     if len(sizes) > 1:
         raise ValueError(f"vectors must be of one size, got {sorted(sizes)}.")
@@ -246,4 +248,4 @@ def _signed(mask: np.ndarray, index: int, other: int) -> np.ndarray:
 
 
 def _route(sender: int, receiver: int) -> bytes:
-    return sender.to_bytes(INDEX_BYTES) + receiver.to_bytes(INDEX_BYTES)
+    return int(sender).to_bytes(INDEX_BYTES) + int(receiver).to_bytes(INDEX_BYTES)

@@ -56,8 +56,8 @@ def secure_sum_reduce(
     It is for methods of parties: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
     one model use `secure_sum`, which also documents what is hidden and what is lost. It goes around
     compression and clipping: `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. The
-    metrics are `<party>/client_bytes_up` and `<party>/client_clipped_share`, the share of parties with a
-    number out of range.
+    metrics are `<party>/client_bytes_up` and `<party>/client_clipped_share`, how many parties have a
+    number out of range, by `num_clients`.
 
     Args:
       num_clients, value_range, max_weight, bits, masks: as in `secure_sum`.

@@ -22,6 +22,7 @@ from fedcodist.compression.count_sketch import (
 from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.serialisation import decode, encode, header_bytes
+from fedcodist.compression.spectra import spectra
 from fedcodist.compression.svd import WHOLE, Factors, RangeFinder, rank_for, svd, threshold
 from fedcodist.compression.top_k import top_k
 from fedcodist.core.communication import tree_bytes
@@ -635,6 +636,9 @@ def test_arrays_that_make_no_sense_are_one_line():
         (lambda: svd(range_finder=RangeFinder(0)), ValueError, "range_finder.columns must be at"),
         (lambda: svd(range_finder=RangeFinder(4, -1)), ValueError, "range_finder.power_iterations"),
         (lambda: svd(float("nan")), ValueError, "start must be finite"),
+        (lambda: svd(range_finder=16), TypeError, "range_finder must be a RangeFinder, got 16"),
+        (lambda: spectra(-1.0), ValueError, "start must be at most 1 and above 0, got -1"),
+        (lambda: spectra(0.9, 0.8), ValueError, "end must be at least start=0.9, got 0.8"),
         (lambda: top_k(), ValueError, "share or count must be given, one of them"),
         (lambda: top_k(0.5, 3), ValueError, "share or count must be given, one of them"),
         (lambda: top_k(0.0), ValueError, "share must be at most 1 and above 0"),

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,15 @@ from scipy import stats
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.p_fed_me import p_fed_me
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_gh import fed_gh
+from fedcodist.algorithms.parties.fed_proto import fed_proto
+from fedcodist.algorithms.parties.fed_tgp import fed_tgp
+from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
+from fedcodist.models.headed import headed
 from fedcodist.privacy.example_level import example_epsilon, example_private
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -89,6 +96,8 @@ def test_epsilon_is_of_an_example_in_every_epoch():
 
 TRAINING = LocalTraining(batch_size=BATCH, differentiate=example_private(1.0, 1.0))
 BATCH_NORM = from_flax_linen(BatchNormMLP((4,), CLASSES), jnp.zeros((1, FEATURES)))
+HEADED = headed(nn.Dense(4), jnp.zeros((1, FEATURES)), CLASSES)
+PARTIES = {"a": PartyGroup(HEADED, np.arange(6))}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +118,13 @@ BATCH_NORM = from_flax_linen(BatchNormMLP((4,), CLASSES), jnp.zeros((1, FEATURES
         (
             lambda: one_pool(p_fed_me(MODEL, TRAINING)),
             "training.differentiate must be None for a method",
+        ),
+        *(
+            (
+                lambda method=method: method(PARTIES, CLASSES, TRAINING),
+                f"training.differentiate must be None for {method.__name__}, whose parties also send",
+            )
+            for method in (fd, fed_proto, fed_gh, fed_tgp)
         ),
     ],
 )

@@ -46,8 +46,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
-from fedcodist.privacy.clipping import clipped, is_within, noised
-from fedcodist.privacy.private import noised_mean, private
+from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noised
+from fedcodist.privacy.private import moved_statistics, noised_mean, private
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
@@ -111,6 +111,21 @@ class Message:
     inner = ClientResult(None, {"mean": jnp.zeros(2000)}, None, None, {})
     mutable = inner.mutable
     clip, noise_multiplier, noise = jnp.float32(0.5), jnp.float32(2.0), None
+
+
+def test_a_weight_that_is_not_a_number_is_none():
+    weights = clipped_weight(jnp.array([np.nan, -1.0, 0.5, 3.0, np.inf]), 2.0)
+    np.testing.assert_array_equal(weights, [0, 0, 0.5, 2, 2])
+
+
+@pytest.mark.parametrize("name", ["bn/var", "batch_norm/~/var_ema/average"])
+def test_noise_makes_no_variance_negative(name):
+    *path, last = name.split("/")
+    state = functools.reduce(lambda inner, part: {part: inner}, reversed(path), {last: jnp.ones(2)})
+    moved = moved_statistics(state, jax.tree.map(lambda leaf: leaf - 3, state))
+    np.testing.assert_array_equal(jax.tree.leaves(moved)[0], [0, 0])
+    mean = moved_statistics({"bn": {"mean": jnp.ones(2)}}, {"bn": {"mean": -2 * jnp.ones(2)}})
+    np.testing.assert_array_equal(mean["bn"]["mean"], [-1, -1])
 
 
 def test_what_is_not_finite_is_sent_as_zeros_and_so_is_within_any_clip():
@@ -412,10 +427,15 @@ def test_compressed_links_are_within():
     assert line["client_bytes_up"] < 4 * FEATURES * CLASSES
 
 
-def test_metrics_can_stay_at_home():
-    outcome = one_pool(private(AVERAGING, CLIP, 1.0, metrics=False))
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_metrics_can_stay_at_home(is_compressed):
+    method = compressed(AVERAGING, 1, uplink=quantisation(4)) if is_compressed else AVERAGING
+    outcome = one_pool(private(method, CLIP, 1.0, metrics=False))
     (line,) = [r for r in outcome.records if r["split"] == "clients"]
     assert "client_loss" not in line and line["client_num_steps"] is None
+    # Sizes of messages are no secret from whoever transports them.
+    assert line.get("client_bytes_up", 0) < 4 * FEATURES * CLASSES
+    assert ("client_bytes_up" in line) == is_compressed
 
 
 def dropout():

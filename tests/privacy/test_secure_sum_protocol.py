@@ -177,3 +177,15 @@ def test_bad_input_is_one_line(differs, message):
         secure_sum_protocol({0: np.zeros(2, np.uint32), 1: np.zeros(3, np.uint32)}, 2)
     with pytest.raises(ValueError, match="vectors must be of at least 2 clients, got 1"):
         secure_sum_protocol({0: np.zeros(2, np.uint32)}, 2)
+
+
+def test_clients_may_be_named_by_numpys_integers():
+    vectors = vectors_of(8)
+    named = {np.int64(index): vector for index, vector in vectors.items()}
+    np.testing.assert_array_equal(
+        secure_sum_protocol(named, threshold=3, bits=8).total,
+        secure_sum_protocol(vectors, threshold=3, bits=8).total,
+    )
+    negative = {-1: vectors.popitem()[1], **vectors}
+    with pytest.raises(ValueError, match="client's index must be at least 0, got -1"):
+        secure_sum_protocol(negative, threshold=3, bits=8)

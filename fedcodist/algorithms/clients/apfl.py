@@ -139,6 +139,7 @@ def apfl(
     method = averaging._replace(
         name="apfl",
         hyper=hyper,
+        gradient=None,  # that of FedAvg lacks a part of the loss
         client_update=client_update,
         personal_models={PERSONAL: PersonalModel(model, personal)},
     )

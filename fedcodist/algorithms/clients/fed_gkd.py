@@ -168,6 +168,7 @@ def fed_gkd(
     return averaging._replace(
         name="fed_gkd",
         hyper=hyper,
+        gradient=None,  # that of FedAvg lacks a part of the loss
         init=init,
         broadcast=broadcast,
         client_update=client_update,

@@ -95,7 +95,7 @@ def fed_kd(
         their mean, and clients download the result. (In algorithm 1 clients download the mean and take
         the step themselves.)
       fresh_optimizers: whether clients' optimizers start anew in each round. Without hidden states and
-        adaptive weights this is FML with both weights 1/2, at half the learning rates.
+        adaptive weights this is FML with both weights 1/2, with plain SGD at half the learning rates.
       mutual: how the models learn from each other.
       hyper: learning rates, and the weights of L^d and L^h; 0 leaves a term out.
 

@@ -18,8 +18,6 @@ def check_mutual(mutual: MutualLosses) -> None:
     check_choice("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
     check_choice("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))
     check_choice("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
-    for name in ("detach_targets", "detach_normaliser", "without_padding"):
-        check_choice(f"mutual.{name}", getattr(mutual, name), (False, True))
 
 
 def map_shapes(

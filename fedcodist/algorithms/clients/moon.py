@@ -117,6 +117,7 @@ def moon(
     return averaging._replace(
         name="moon",
         hyper=hyper,
+        gradient=None,  # that of FedAvg lacks a part of the loss
         client_update=client_update,
         init_client_state=init_client_state,
     )

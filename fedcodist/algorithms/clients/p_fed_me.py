@@ -136,6 +136,7 @@ def p_fed_me(
     return averaging._replace(
         name="p_fed_me",
         hyper=hyper,
+        gradient=None,  # that of FedAvg lacks a part of the loss
         client_update=client_update,
         init_client_state=lambda: no_personal_model(model),
         personal_models={PERSONAL: personal_or_server_model(averaging)},

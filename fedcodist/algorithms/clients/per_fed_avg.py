@@ -147,6 +147,7 @@ def per_fed_avg(
     return averaging._replace(
         name="per_fed_avg",
         hyper=hyper,
+        gradient=None,  # that of FedAvg lacks a part of the loss
         client_update=client_update,
         init_client_state=lambda: no_personal_model(model),
         personal_models={PERSONAL: personal_or_server_model(averaging)},

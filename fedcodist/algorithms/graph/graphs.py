@@ -67,6 +67,7 @@ def random_graph(num_clients: int, probability: float, seed: int) -> np.ndarray:
     """Directed edges, each with this probability; a client without an edge gets a random one."""
     check_integer("num_clients", num_clients, low=2)
     check_number("probability", probability, low=0, high=1)
+    check_integer("seed", seed, low=0)
     generator = np.random.default_rng(seed)
     edges = generator.random((num_clients, num_clients)) < probability
     np.fill_diagonal(edges, False)
@@ -120,7 +121,7 @@ def mean_over_neighbours(edges: jax.Array, values: jax.Array) -> jax.Array:
       values: of each client, [clients, ...].
     """
     shares = edges / jnp.maximum(jnp.sum(edges, axis=1), 1)[:, None]
-    return jnp.tensordot(shares.astype(values.dtype), values, axes=1)
+    return jnp.tensordot(shares.astype(values.dtype), values, axes=1, precision="highest")
 
 
 def check_neighbours(graph: np.ndarray, method: str) -> None:

@@ -47,6 +47,9 @@ class CheckpointExchange(NamedTuple):
         check_choice(f"{name}.checkpoints_on", self.checkpoints_on, PLACES)
         if self.checkpoints_per_client is not None:
             check_integer(f"{name}.checkpoints_per_client", self.checkpoints_per_client, low=1)
+        check_integer(f"{name}.seed", self.seed, low=0)
+        if self.memory is not None:
+            check_integer(f"{name}.memory", self.memory, low=1)
 
     @property
     def is_on_host(self) -> bool:
@@ -126,8 +129,10 @@ def exchange_schedule(
     slots_in_use = _SlotsInUse(len(groups))
 
     # Before the first round: the neighbours' initial models.
+    # A generator of their own, so that the exchanges are the same for any size of the buffers.
+    of_first = np.random.default_rng((seed, 1))
     first_source = np.stack(
-        [np.resize(np.flatnonzero(row), checkpoints_per_client) for row in edges[0]]
+        [_first_sources(np.flatnonzero(row), checkpoints_per_client, of_first) for row in edges[0]]
     )
     buffers = np.zeros((clients, checkpoints_per_client, 2), np.int32)
     first_slots = {c: slots_in_use.put(architecture[c]) for c in np.unique(first_source).tolist()}
@@ -242,3 +247,12 @@ def _put(bank: PyTree, slots: Any, models: PyTree) -> PyTree:
     # The bank of an architecture that never teaches is empty.
     put = lambda leaf, new: leaf.at[slots].set(new, mode="drop") if leaf.shape[0] else leaf
     return jax.tree.map(put, bank, models)
+
+
+def _first_sources(
+    neighbours: np.ndarray, entries: int, generator: np.random.Generator
+) -> np.ndarray:
+    """The clients whose initial models fill a buffer: all neighbours in turn, or some at random."""
+    if entries < len(neighbours):
+        return generator.permutation(neighbours)[:entries]
+    return np.resize(neighbours, entries)

@@ -35,7 +35,12 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.local_training import (
+    LocalTraining,
+    check_plain_gradients,
+    check_training,
+    train_client,
+)
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.loop import Divergence, kl_divergence, softened, softened_target
@@ -145,6 +150,7 @@ def fd(
     groups = check_groups(groups)
     check_widths(groups, num_classes)
     check_training("training", training)
+    check_plain_gradients("fd", training)
     check_integer("inference_batch_size", inference_batch_size, low=1)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)

@@ -42,7 +42,12 @@ from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.local_training import (
+    LocalTraining,
+    check_plain_gradients,
+    check_training,
+    train_client,
+)
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables, cross_entropy, variable_shapes
 from fedcodist.models.headed import apply_head, split_head, with_head
@@ -118,6 +123,7 @@ def fed_gh(
     groups = check_groups(groups)
     width = check_prototype_groups(groups, num_classes)
     check_training("training", training)
+    check_plain_gradients("fed_gh", training)
     check_server_training(server_training)
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)

@@ -37,6 +37,7 @@ from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import (
     LocalTraining,
+    check_plain_gradients,
     check_training,
     drawn_examples,
     train_client,
@@ -119,6 +120,7 @@ def fed_l2g(
     groups = check_groups(groups)
     check_widths(groups, num_classes)
     check_training("training", training)
+    check_plain_gradients("fed_l2g", training)
     width = _guided_width(groups, num_classes, guided)
     check_integer("quiz_size", quiz_size, low=1)
     check_integer("warm_up", warm_up, low=0)

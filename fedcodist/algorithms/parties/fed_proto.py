@@ -40,7 +40,12 @@ from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.local_training import (
+    LocalTraining,
+    check_plain_gradients,
+    check_training,
+    train_client,
+)
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 
@@ -114,6 +119,7 @@ def fed_proto(
     groups = check_groups(groups)
     width = check_prototype_groups(groups, num_classes)
     check_training("training", training)
+    check_plain_gradients("fed_proto", training)
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)

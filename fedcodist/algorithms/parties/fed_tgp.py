@@ -48,7 +48,12 @@ from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.local_training import LocalTraining, check_training, train_client
+from fedcodist.core.local_training import (
+    LocalTraining,
+    check_plain_gradients,
+    check_training,
+    train_client,
+)
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.headed import apply_head
@@ -125,6 +130,7 @@ def fed_tgp(
     groups = check_groups(groups)
     width = check_prototype_groups(groups, num_classes)
     check_training("training", training)
+    check_plain_gradients("fed_tgp", training)
     check_server_training(server_training)
     check_choice("margin", margin, MARGINS)
     check_choice("predict_by", predict_by, PREDICT_BY)

@@ -111,6 +111,7 @@ ALONE = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         (lambda: graphs.islands(5, 2), "size must divide the 5 clients, got 2"),
         (lambda: graphs.directed_cycle(1), "num_clients must be at least 2"),
         (lambda: graphs.random_graph(4, 1.5, 0), "probability must be at least 0 and at most 1"),
+        (lambda: graphs.random_graph(4, 0.5, -1), "seed must be at least 0, got -1"),
         (lambda: graphs.time_varying([], 4), "graphs must hold at least one graph"),
     ],
 )
