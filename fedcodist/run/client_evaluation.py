@@ -159,7 +159,10 @@ class ClientEvaluator:
             return {}
         self._newest = self._evaluate(trained.state, trained.client_states, splits, is_last)
         if self._path is not None and jax.process_index() == 0:
-            save_clients(self._path, round, self._newest)
+            try:
+                save_clients(self._path, round, self._newest)
+            except OSError as error:
+                raise RunFolderError(f"cannot write {self._path}: {error.strerror}.") from error
         return self._newest
 
     def newest(self) -> ClientEvaluation:

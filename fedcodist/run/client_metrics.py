@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.files import write_atomically
-from fedcodist.run.run_folder import RunFolderError
 
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
@@ -91,10 +90,7 @@ def save_clients(path: Path, round: int, evaluation: ClientEvaluation) -> None:
                 arrays[f"{split}/{model}/{metric}"] = values
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
-    try:
-        write_atomically(path, content.getvalue())
-    except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {error.strerror}.") from error
+    write_atomically(path, content.getvalue())
 
 
 def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:

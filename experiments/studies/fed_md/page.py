@@ -34,6 +34,8 @@ PAPER_BOUNDS = {
 # The paper's mean gain over all its experiments; what it has no control for; and its "few percent",
 # which we take as at most 6 points.
 PAPER_GAIN, CONTROL, FEW = "above 0, 20 on average", "above 0 (our control)", "at most 6"
+# What remarks begin with on runs that were meant to explain others.
+LONG_TRAINING = "500 private epochs"
 SPLIT = "test"
 
 # A run's accuracies of a party, in %: round -> one per seed.
@@ -75,7 +77,9 @@ def fed_md(records: Sequence[Record], notes: Notes) -> Page:
             ]
             parts += [notes["Remarks"], table(["Remark", "Difference, points", "Paper"], cells)]
             verdicts += [
-                judge(remark.remark, values, remark.paper, title)
+                judge(remark.remark, values, remark.paper, title)._replace(
+                    is_main=not remark.remark.startswith(LONG_TRAINING)
+                )
                 for remark, values in found_of.items()
                 if remark.paper
             ]
@@ -218,11 +222,13 @@ def _of_run(record: Record, alone: Record | None, title: str) -> list[Verdict]:
     less = lambda more, fewer: [a - b for a, b in zip(more, fewer, strict=True)]
     to_alone = less(after, without) if without else []
     run = f"`{record.run}`"
-    return [
+    several = len(record.seeds) > 1
+    judged = [
         judge(f"{run}: parties gain", less(after, before), PAPER_GAIN, title),
         judge(f"{run}: parties gain from one another", to_alone, CONTROL, title),
         judge(f"{run}: parties end a few points below their bound", less(bound, after), FEW, title),
     ]
+    return [verdict._replace(is_main=several) for verdict in judged]
 
 
 def _stopping(records: Iterable[Record]) -> list[str]:

@@ -138,7 +138,7 @@ def test_bad_input_is_one_line(call, message):
 def test_every_client_is_evaluated_with_the_ensemble():
     own, sizes = federated(), np.array(SIZES)
     outcome = run_experiment(
-        Experiment(algorithm(2), resident_data(own), client_splits={"own": own}, rounds=1)
+        Experiment(algorithm(2), resident_data(own), {}, rounds=1, client_splits={"own": own})
     )
     lines = {r["model"]: r["loss"] for r in outcome.records if r["split"] == "own"}
     weights = outcome.state.values()

@@ -59,13 +59,13 @@ def test_methods_stand_beside_fed_avg_with_their_bytes(tmp_path):
     text, plots = render(tmp_path)
     # The means of two seeds: 0.2 more. MB of 10 rounds; all runs have the seeds' difference.
     (local,) = row(text, "Local")
-    assert local[1:] == ["55.20 ± 0.28", "", "0.00", "0.0 %", "-15.00 ± 0.00"]
+    assert local[1:] == ["55.20 ± 0.28", "", "0.00", "0.0 %", "-15.00 ± 0.00", "0, 1"]
     (fed_kd,) = row(text, "FedKD")
-    assert fed_kd[1:] == ["69.20 ± 0.28", "62.20 ± 0.28", "1.00", "10.0 %", "-1.00 ± 0.00"]
+    assert fed_kd[1:] == ["69.20 ± 0.28", "62.20 ± 0.28", "1.00", "10.0 %", "-1.00 ± 0.00", "0, 1"]
     (whole,) = row(text, "FedAvg, teacher's network")
     assert whole[3:5] == ["10.00", "100.0 %"]
-    assert row(text, "FetchSGD")[0][3:] == ["2.50", "25.0 %", "-30.00 ± 0.00"]
-    assert row(text, "FML")[0][1:] == ["not run", "", "–", "–", ""]
+    assert row(text, "FetchSGD")[0][3:] == ["2.50", "25.0 %", "-30.00 ± 0.00", "0, 1"]
+    assert row(text, "FML")[0][1:] == ["not run", "", "–", "–", "", ""]
     (axis,) = plots["fed_kd.png"]().axes
     points = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     (place,) = points["FedKD"].lines[0].get_xydata()
@@ -128,7 +128,7 @@ def test_a_centralised_run_has_one_client(tmp_path):
     write(tmp_path, "fed_avg,teacher", 70.0, sent=(1, 1))
     write(tmp_path, "centralised", 62.0, 75.0, sent=(1, 1))
     shown = row(render(tmp_path)[0], "Centralised")[0]
-    assert shown[1:] == ["75.20 ± 0.28", "", "–", "–", "+5.00 ± 0.00"]
+    assert shown[1:] == ["75.20 ± 0.28", "", "–", "–", "+5.00 ± 0.00", "0, 1"]
 
 
 def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
