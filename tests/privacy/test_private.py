@@ -276,7 +276,7 @@ def test_a_diverged_client_of_a_poisson_cohort_is_seen_in_the_metrics():
         key = jax.random.key(seed)
         selection = algorithm.select(0, key)
         round = Round(0, key, data.read(selection))
-        _, _, metrics = algorithm.round(algorithm.init(key), {}, round, algorithm.hyper)
+        _, _, metrics = algorithm.round(algorithm.init(key), {"pool": ()}, round, algorithm.hyper)
         count = number_drawn(len(SIZES), 2, "pool", 0, key)
         is_there = (selection.clients["pool"] == 0) & (jnp.arange(len(SIZES)) < count)
         return metrics["pool/client_loss"], jnp.any(is_there), count
