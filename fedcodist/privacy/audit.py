@@ -92,8 +92,8 @@ def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float = 0.95
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
     """
-    for name, high in (("correct", guesses.made), ("made", guesses.canaries)):
-        check_integer(f"guesses.{name}", getattr(guesses, name), low=0, high=high)
+    check_integer("guesses.correct", guesses.correct, low=0, high=guesses.made)
+    check_integer("guesses.made", guesses.made, low=0, high=guesses.canaries)
     check_number("delta", delta, low=0)
     check_number("confidence", confidence, above=0)
     for name, value in (("delta", delta), ("confidence", confidence)):

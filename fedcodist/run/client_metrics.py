@@ -113,10 +113,10 @@ def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:
         split, model, metric = name.split("/")
         models = evaluation.setdefault(split, {})
         if model not in models:
-            parts = [arrays.get(f"{split}/{model}/{part}") for part in (_INDEX, _EXAMPLES)]
-            if any(part is None for part in parts):
+            clients, examples = (f"{split}/{model}/{part}" for part in (_INDEX, _EXAMPLES))
+            if clients not in arrays or examples not in arrays:
                 raise ValueError(f"{path} is damaged: {split}/{model} has no clients or examples.")
-            models[model] = ClientMetrics(*parts, {})
+            models[model] = ClientMetrics(arrays[clients], arrays[examples], {})
         if metric not in (_INDEX, _EXAMPLES):
             models[model].metrics[metric] = arrays[name]
     return evaluation

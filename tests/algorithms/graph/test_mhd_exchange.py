@@ -159,3 +159,13 @@ def test_a_graph_that_is_too_short_is_one_clear_line():
         exchange_schedule(groups_of("aaa"), graph, 2, 5, seed=0)
     with pytest.raises(ValueError, match="checkpoints_per_client must be at least 1"):
         exchange_schedule(groups_of("aaa"), graph, 0, 4, seed=0)
+
+
+def test_a_small_buffer_starts_with_random_neighbours_none_twice():
+    """And not with those of the lowest indices, who would then be heard alone for many steps."""
+    groups = {"a": PartyGroup(None, np.arange(8))}
+    first = exchange_schedule(groups, graphs.complete(8), 3, 1, 0).first_source
+    assert all(
+        len(set(row)) == 3 and client not in row for client, row in enumerate(first.tolist())
+    )
+    assert set(first.ravel().tolist()) == set(range(8))

@@ -488,6 +488,7 @@ def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
         (0.0, 0.0, "above 0", UNDECIDED),
         (0.5, 0.4, "about 0", HELD),
         (0.5, 0.6, "about 0", UNDECIDED),
+        (-0.1, 0.4, "about 0", HELD),
         (3.0, 1.9, "about 0, if the graph is complete", DID_NOT_HOLD),
         (5.0, 1.0, "about 0 or above", HELD),
         (-5.0, 3.0, "about 0 or above", DID_NOT_HOLD),
