@@ -7,9 +7,9 @@ our share of the GEMM peak. A ratio may fall by the noise of the recorded turns 
 now.
 
 Exit status 0: every recorded ratio was measured and none has fallen. 1: some ratios fell by more than
-the noise; there is a line for each. 2: no ratio fell, but not all could be compared: the machine is too
-busy, a program does not run or is not installed, or there is no comparable record. The last line names
-the reason.
+the noise; there is a line for each. Or a program failed that was measured before. 2: no ratio fell, but
+not all could be compared: the machine is too busy, a program is not installed, or there is no comparable
+record. The last line names the reason.
 """
 
 import argparse
@@ -73,7 +73,10 @@ def main() -> int:
     )
     try:
         return compare_with_records(parser.parse_args().workload)
-    except (ProgramFailed, ValueError) as error:  # a program does not run, or a bad record
+    except ProgramFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return SLOWER
+    except ValueError as error:  # a bad record
         print(f"error: {error}", file=sys.stderr)
         return CANNOT_JUDGE
 

@@ -4,7 +4,7 @@ An accelerator has room for many small models. All trials have the experiment's 
 the algorithm's traced floats. No trial is pruned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,9 @@ def programs_at_once(experiment: Experiment) -> Programs:
         ("host_state", "states lie on the host, where trials of one seed would share them"),
         ("privacy", "a budget may end a trial early"),
     ):
-        if getattr(experiment.algorithm, part):
+        value = getattr(experiment.algorithm, part)
+        # Pools without personal models have an entry too.
+        if any(value.values()) if isinstance(value, Mapping) else value is not None:
             raise ValueError(f"--at_once must be 1 for {experiment.algorithm.name}: {why}.")
     return build_programs(
         experiment.algorithm,

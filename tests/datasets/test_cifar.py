@@ -407,7 +407,7 @@ def test_sources_that_are_not_there(tmp_path):
     refused("does not exist", tmp_path / "nothing")
     refused("holds neither cifar-100-python/ nor its files train, test, meta", tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    refused("neither a file nor a folder", tmp_path / "pipe")
+    refused("must be a file", tmp_path / "pipe")
 
 
 # The real files
