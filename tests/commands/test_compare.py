@@ -177,6 +177,20 @@ def test_metrics_are_known_without_training():
     assert metric_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
 
 
+def test_metrics_of_the_config_are_known_too(tmp_path):
+    """Before, `compare --metric top_3` was refused for a config that adds it."""
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from fedcodist.configs import digits_methods\n"
+        "get_runs = digits_methods.get_runs\n"
+        "def get_config(run):\n"
+        "    config = digits_methods.get_config(run)\n"
+        "    config.metrics = dict(top_3='top_3')\n"
+        "    return config\n"
+    )
+    assert metric_names(f"{config}:fed_avg", []) == ["loss", "accuracy", "top_3"]
+
+
 def test_names_are_shown_as_they_are():
     """Names are not read as rich's markup, where an unmatched end is an error."""
     name = "[/b] [red]x $y$"

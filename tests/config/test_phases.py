@@ -330,6 +330,18 @@ def test_both_cifar_experiments_share_it():
     assert len({kept(cifar_fed_md.get_config(run)) for run in ("non_iid", "iid")}) == 1
 
 
+def test_so_is_preprocessing_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "halving.py").write_text(
+        "def half(batch, key, positions):\n    return {**batch, 'image': batch['image'] / 2}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config, other = small_config(), small_config()
+    data = load_data(config.data)
+    with other.data.unlocked(), other.data.ignore_type():
+        other.data.preprocess = "halving:half"
+    assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
+
+
 def test_so_are_the_images():
     config = small_config()
     data, other = load_data(config.data), load_data(config.data)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from never_in_training import REFUSAL, NeverInTraining
 
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.exits import Exits, digits_exits, with_exits
@@ -72,12 +73,5 @@ def test_bad_input_is_one_line(options, message):
 
 
 def test_a_part_whose_dropout_would_never_be_on_is_refused():
-    class Dropping(nn.Module):
-        @nn.compact
-        def __call__(self, x, deterministic=True):
-            return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x.reshape(len(x), -1)))
-
-    with pytest.raises(
-        ValueError, match=r"^module\.blocks\[0\] must be told of training by a parameter `train`"
-    ):
-        with_exits(Exits([Dropping()], 3), jnp.zeros((1, 4)))
+    with pytest.raises(ValueError, match=rf"^module\.blocks\[0\] {REFUSAL}"):
+        with_exits(Exits([NeverInTraining()], 3), jnp.zeros((1, 4)))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from never_in_training import REFUSAL, NeverInTraining
 
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
@@ -70,12 +71,5 @@ def test_bad_sizes_are_named():
 
 
 def test_a_part_whose_dropout_would_never_be_on_is_refused():
-    class Dropping(nn.Module):
-        @nn.compact
-        def __call__(self, x, deterministic=True):
-            return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x.reshape(len(x), -1)))
-
-    with pytest.raises(
-        ValueError, match=r"^backbone must be told of training by a parameter `train`"
-    ):
-        headed(Dropping(), IMAGES[:1], 3)
+    with pytest.raises(ValueError, match=rf"^backbone {REFUSAL}"):
+        headed(NeverInTraining(), IMAGES[:1], 3)

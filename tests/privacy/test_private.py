@@ -48,6 +48,7 @@ from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noised
 from fedcodist.privacy.private import moved_statistics, noised_mean, private
+from fedcodist.privacy.private_checks import check_sends
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -125,6 +126,20 @@ def test_noise_makes_no_variance_negative(name):
     np.testing.assert_array_equal(jax.tree.leaves(moved)[0], [0, 0])
     mean = moved_statistics({"bn": {"mean": jnp.ones(2)}}, {"bn": {"mean": -2 * jnp.ones(2)}})
     np.testing.assert_array_equal(mean["bn"]["mean"], [-1, -1])
+
+
+@pytest.mark.parametrize(
+    ("update", "mutable", "message"),
+    [
+        (jnp.ones(2, jnp.bfloat16), {}, "must send float32, .* got bfloat16 in "),
+        (jnp.ones(2, jnp.int32), {}, "must send floats, .* got int32 in "),
+        (jnp.ones(2), {"counter": jnp.zeros((), jnp.int32)}, "no whole numbers .* in counter"),
+    ],
+)
+def test_what_noise_would_spoil_is_refused(update, mutable, message):
+    sent = result(np.zeros(4, np.float32), mutable=mutable)._replace(update=update)
+    with pytest.raises(ValueError, match=message):
+        check_sends(AVERAGING, sent, 1.0 if mutable else None, None)
 
 
 def test_what_is_not_finite_is_sent_as_zeros_and_so_is_within_any_clip():

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -16,6 +17,7 @@ from fedcodist.report import (
     accuracy_table,
     collection,
     plots,
+    ranking,
     tables_domains,
     tables_heads,
     tables_parties,
@@ -46,6 +48,16 @@ NAMES = ["<script>alert(1)</script> & co", "[/b] [red]x", r"$\frac{a$ and $", "a
 )
 def test_kinds_of_metrics(metric, lower, share):
     assert (lower_is_better(metric), is_share(metric)) == (lower, share)
+
+
+def test_a_mean_over_rounds_leaves_out_those_without_clients():
+    """As a Poisson cohort may be: 4 of two rounds, nothing of one, 10 of three."""
+    lines = {2: 4.0, 3: None, 6: 10.0}
+    records = {Series("main", "clients", 0): {r: {"client_loss": v} for r, v in lines.items()}}
+    run = Run(Path("run"), {}, records, {}, {}, True, ())
+    assert ranking._means(run, "client_loss") == {"main": pytest.approx((2 * 4 + 3 * 10) / 5)}
+    nothing = run._replace(records={Series("main", "clients", 0): {2: {"client_loss": None}}})
+    assert math.isnan(ranking._means(nothing, "client_loss")["main"])
 
 
 def test_a_dash_for_what_is_no_number():
