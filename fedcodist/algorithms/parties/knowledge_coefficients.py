@@ -53,7 +53,7 @@ def updated_coefficients(
     shares = sizes / jnp.maximum(jnp.sum(sizes), 1)
 
     def objective(coefficients: jax.Array) -> jax.Array:
-        mixtures = jnp.tensordot(coefficients, predictions, axes=1)
+        mixtures = jnp.tensordot(coefficients, predictions, axes=1, precision="highest")
         off = (coefficients - 1 / len(sizes)) ** 2
         if settings.loss == "mse":
             fit = jnp.sum(jnp.mean((mixtures - predictions) ** 2, axis=(1, 2)))

@@ -177,7 +177,9 @@ def kt_pfl(
         # The server: one gradient step on c, and a mixture for every party.
         stepped = updated_coefficients(state.coefficients, predictions, sizes, coefficients, hyper)
         used = stepped if coefficients.first else state.coefficients
-        mixtures = by_architecture(groups, jnp.tensordot(used, predictions, axes=1))
+        mixtures = by_architecture(
+            groups, jnp.tensordot(used, predictions, axes=1, precision="highest")
+        )
         # Every party downloads its mixture and learns from it.
         pairs = {name: (models, mixtures[name]) for name, models in trained.states.items()}
         taught = run(learn, pairs, "distillation")

@@ -45,4 +45,6 @@ def label_sums(
     _, rows, is_real = batches.places(0, data.capacity, data.size)
     labels = class_labels(data.columns["label"][data.start + rows], num_classes)
     is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
-    return is_of_label.T @ outputs, jnp.sum(is_of_label, axis=0)
+    # Sums over examples, which an accelerator's default precision would round.
+    sums = jnp.matmul(is_of_label.T, outputs, precision="highest")
+    return sums, jnp.sum(is_of_label, axis=0)

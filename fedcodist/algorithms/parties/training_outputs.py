@@ -69,7 +69,7 @@ def summing_outputs(model: Model) -> Model:
         is_of_label = jax.nn.one_hot(labels, model.num_classes, dtype=logits.dtype)
         if mask is not None:
             is_of_label *= mask[:, None]
-        sums = mutable[SUMS] + is_of_label.T @ logits
+        sums = mutable[SUMS] + jnp.matmul(is_of_label.T, logits, precision="highest")
         counts = mutable[COUNTS] + jnp.sum(is_of_label, axis=0)
         return outputs, {OWN: changed, SUMS: sums, COUNTS: counts}
 
