@@ -189,6 +189,9 @@ def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
         for name, folder in settings.get("data", {}).items()
         if name.endswith("folder") and folder and (Path(folder) / _MANIFEST).is_file()
     }
+    encoder = settings.get("data", {}).get("encoder")
+    if isinstance(encoder, str) and Path(encoder).is_file():
+        data["encoder"] = hashlib.sha256(Path(encoder).read_bytes()).hexdigest()
     return {"config": settings, "others": list(others), "data": data}
 
 

@@ -33,10 +33,12 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     check_not_text("algorithm.name", entry, data)
     if entry.kind in (PARTIES, GRAPH):
         check_plainly_executed(config)
-        if config.get("training", {}).get("privacy") is not None:
-            raise ValueError(
-                f"training.privacy must be of methods with pools, got algorithm.name={entry.name}."
-            )
+        for setting in ("privacy", "example_privacy", "secure_sum", "compression"):
+            if config.get("training", {}).get(setting) is not None:
+                raise ValueError(
+                    f"training.{setting} must be of methods with pools, got "
+                    f"algorithm.name={entry.name}."
+                )
     if entry.kind != PARTIES and config.algorithm.get("privacy") is not None:
         raise ValueError(
             f"algorithm.privacy must be of methods of parties, got algorithm.name={entry.name}."

@@ -41,6 +41,9 @@ def client_method(clients: Clients) -> FederatedMethod:
     function, settings, prefix = function_of(entry), training, "training."
     if isinstance(training.get(entry.name), ConfigDict):
         settings, prefix = training[entry.name], f"training.{entry.name}."
+    elif entry.name in ("ditto", "p_fed_me"):
+        # `training.proximal_weight` is FedProx's, which is far smaller than theirs.
+        settings = {name: value for name, value in training.items() if name != "proximal_weight"}
     return bind(function, settings, prefix, **offered(function, OFFERS, clients))
 
 

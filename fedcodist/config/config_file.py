@@ -106,7 +106,7 @@ def runs_of(module: types.ModuleType, path: str) -> list[str]:
       ConfigFileError: the module has no such function, or the function does not return names.
     """
     if not callable(getattr(module, "get_runs", None)):
-        raise ConfigFileError(f"--config {path} has no get_runs(); run it with experiments.main.")
+        raise ConfigFileError(f"--config {path} has no get_runs(); run it with fedcodist run.")
     runs = _run(path, module.__file__, lambda: list(module.get_runs()))
     for run in runs:
         if not isinstance(run, str) or not run or "/" in run or run in (".", ".."):

@@ -89,7 +89,7 @@ def load_data(settings: ConfigDict) -> Data:
         )
     data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
     if "preprocess" in own_preprocessing and data.public is not None:
-        public = data.public._replace(preprocess=own_preprocessing["preprocess"])
+        public = data.public._replace(**own_preprocessing)
         data = data._replace(public=public)
     return _with_client_splits(data._replace(**own_preprocessing), settings)
 
@@ -109,6 +109,11 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
         splits["unseen_clients"] = ClientSplit(test, own)
     if share is None:
         return data
+    if (settings.get("positive_copies") or 1) > 1:
+        raise ValueError(
+            "data.positive_copies must be 1 with data.client_test_share: copies of a sentence would be "
+            "in training and in test."
+        )
     train, test = train_test_within_clients(train, share, seed)
     client_splits = {"client_test": ClientSplit(test), **splits}
     return data._replace(splits={**data.splits, "train": train}, client_splits=client_splits)
@@ -126,7 +131,8 @@ def _referenced(settings: ConfigDict) -> Data:
         return loaded
     splits = checked_splits(settings.name, loaded)
     if (partition := settings.get("partition")) is not None:
-        splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), LARGEST_PIXEL)
+        _check_no_all_splits(settings)
+        splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), None)
     unlabelled, labels = np.zeros((0,)), None
     if "distillation" in splits:
         columns = splits.pop("distillation").columns
@@ -139,9 +145,17 @@ def _referenced(settings: ConfigDict) -> Data:
     return Data(splits, unlabelled, as_they_are, as_they_are, unlabelled_labels=labels)
 
 
+def _check_no_all_splits(settings: ConfigDict) -> None:
+    if (settings.get("partition") or {}).get("all_splits"):
+        raise ValueError(
+            f"data.partition.all_splits must be of data.name='prepared', got {settings.name!r}."
+        )
+
+
 def _ours(settings: ConfigDict) -> Data:
     if settings.name == "digits":
         partition = settings.get("partition")
+        _check_no_all_splits(settings)
         splits = load_digits_federated(
             # A single client has all examples in the data set's order, to be dealt anew.
             num_clients=1 if partition else settings.num_clients,
@@ -163,16 +177,15 @@ def _ours(settings: ConfigDict) -> Data:
     if settings.name == "prepared":
         splits = prepared_folder("data.folder", settings.folder)
         partition = settings.get("partition")
-        # Where the training examples are dealt to clients anew, no other split is needed.
-        needed = {"train"} if partition else {"train", "distillation", "held_out", "test"}
-        if missing := needed - set(splits):
-            raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r}.")
+        if "train" not in splits:
+            raise ValueError(f"data.folder {settings.folder} has no split 'train'.")
         with named(f"data.folder {settings.folder}: "):
             classes = number_of_classes(splits, settings.folder)
         if partition and partition.get("all_splits"):
             splits = {"train": merged(splits)}
         if partition:
-            splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_PIXEL)
+            seed = settings.get("seed", 0)
+            splits |= repartitioned(splits["train"], partition, seed, LARGEST_PIXEL)
         image_shape = prepared_images("data.folder", settings.folder, splits)
         unlabelled, labels = _unlabelled(settings, splits.pop("distillation", None), image_shape)
         preprocess, evaluation_preprocess = _image_preprocess(settings, image_shape)
@@ -202,7 +215,7 @@ def _ours(settings: ConfigDict) -> Data:
         preprocess = evaluation_preprocess = DIGITS_SCALE
         if settings.name == "prepared_primary":
             preprocess, evaluation_preprocess = _image_preprocess(settings, images.shape[1:])
-        public = Public(shared, test, preprocess, classes)
+        public = Public(shared, test, preprocess, classes, evaluation_preprocess)
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, preprocess, evaluation_preprocess, public)
     names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
@@ -224,30 +237,33 @@ def _unlabelled(
 
     Their labels are included, except those of another folder, whose classes may be different.
     """
-    data = in_domain
-    if settings.unlabelled_folder is not None:
-        splits = prepared_folder("data.unlabelled_folder", settings.unlabelled_folder)
+    data, folder = in_domain, settings.get("unlabelled_folder")
+    if folder is not None:
+        splits = prepared_folder("data.unlabelled_folder", folder)
         if "train" not in splits:
-            raise ValueError(
-                f"data.unlabelled_folder {settings.unlabelled_folder} has no split 'train'."
-            )
+            raise ValueError(f"data.unlabelled_folder {folder} has no split 'train'.")
         data = splits["train"]
-        shape = prepared_images(
-            "data.unlabelled_folder", settings.unlabelled_folder, {"train": data}
-        )
+        shape = prepared_images("data.unlabelled_folder", folder, {"train": data})
         if shape[-1] != image_shape[-1]:
             raise ValueError(
-                f"data.unlabelled_folder {settings.unlabelled_folder} must have images of "
+                f"data.unlabelled_folder {folder} must have images of "
                 f"{image_shape[-1]} channels, as data.folder has, got {list(shape)}."
             )
-        if settings.crop > min(shape[:2]):
+        crop = settings.get("crop")
+        if crop is None and shape != image_shape:
+            raise ValueError(
+                f"data.crop must be set where the images of data.unlabelled_folder {folder} have "
+                f"another size than those of data.folder: {list(shape)} and {list(image_shape)}."
+            )
+        if crop is not None and crop > min(shape[:2]):
             raise ValueError(
                 f"data.crop must be at most the {min(shape[:2])} of the images of "
-                f"data.unlabelled_folder {settings.unlabelled_folder}, got {settings.crop}."
+                f"data.unlabelled_folder {folder}, got {crop}."
             )
-    if data is None:
-        raise ValueError("data.unlabelled_folder must be set: data.folder has no 'distillation'.")
-    count = data.num_examples if settings.num_unlabelled is None else settings.num_unlabelled
+    if data is None:  # only methods that distil on the server read these images
+        return np.zeros((0, *image_shape), np.uint8), None
+    count = settings.get("num_unlabelled")
+    count = data.num_examples if count is None else count
     check_integer("data.num_unlabelled", count, low=1)
     if count > data.num_examples:
         raise ValueError(
@@ -255,9 +271,9 @@ def _unlabelled(
             f"got {count}."
         )
     # Prefixes of one order: a smaller set lies inside every larger one.
-    order = np.random.default_rng(settings.seed).permutation(data.num_examples)
+    order = np.random.default_rng(settings.get("seed", 0)).permutation(data.num_examples)
     chosen = np.sort(order[:count])
-    labels = data.columns.get("label") if settings.unlabelled_folder is None else None
+    labels = data.columns.get("label") if folder is None else None
     return data.columns["image"][chosen], None if labels is None else labels[chosen]
 
 
@@ -267,16 +283,20 @@ def _image_preprocess(
     """(preprocessing of training, of evaluation).
 
     Training takes random crops of the padded image and flips them; evaluation takes the central crop.
-    Without augmentation training reads images as evaluation does.
+    Without augmentation training reads images as evaluation does. Without `data.crop` images are used
+    whole.
     """
-    size, padding, image_size = settings.crop, settings.padding, image_shape[:2]
-    check_integer("data.crop", size, low=1)
+    size, padding, image_size = settings.get("crop"), settings.get("padding", 0), image_shape[:2]
     check_integer("data.padding", padding, low=0)
-    if size > min(image_size):
+    if size is not None:
+        check_integer("data.crop", size, low=1)
+    elif padding:
+        raise ValueError(f"data.crop must be set for data.padding={padding}.")
+    if size is not None and size > min(image_size):
         raise ValueError(f"data.crop must be at most the images' {min(image_size)}, got {size}.")
     draw = choice(
         "data.augmentation",
-        settings.augmentation,
+        settings.get("augmentation", "none"),
         {
             "per_image": lambda transform: transform,
             "per_batch": augmentation.per_batch,
@@ -284,12 +304,14 @@ def _image_preprocess(
         },
     )
     colours = augmentation.normalise(*normalisation(settings, image_shape))
-    plain = augmentation.image_preprocess(augmentation.centre_crop(size, size), colours)
+    crops: tuple[Any, ...] = (augmentation.centre_crop(size, size),) if size is not None else ()
+    plain = augmentation.image_preprocess(*crops, colours)
     if draw is None:
         return plain, plain
+    if size is not None:
+        crops = (augmentation.pad(padding), draw(augmentation.random_crop(size, size)))
     train = augmentation.image_preprocess(
-        augmentation.pad(padding),
-        draw(augmentation.random_crop(size, size)),
+        *crops,
         draw(augmentation.random_horizontal_flip),
         colours,
     )

@@ -28,12 +28,14 @@ class Public(NamedTuple):
       test: labelled public examples for tests; for clients on a graph, the test set.
       preprocess: how public images are read, for example with their mean image subtracted.
       num_classes: of the joint label space.
+      evaluation_preprocess: how they are read in evaluation; None: as in training.
     """
 
     train: FederatedData
     test: FederatedData
     preprocess: Preprocess
     num_classes: int
+    evaluation_preprocess: Preprocess | None = None
 
 
 class PartyData(NamedTuple):

@@ -13,7 +13,8 @@ client's examples.
 With `examples`, only that many examples, drawn at random, are dealt. With `all_splits`, the examples of
 all splits of a prepared folder are dealt, and none is left for tests. "natural" keeps the clients,
 "by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
-partition, `validation` sets a share of the examples apart, `feature_noise` is `sigma` of
+partition, `validation` sets a share of the examples apart before the others are dealt: the last ones in
+the order of the data, so these must not be sorted by label. `feature_noise` is `sigma` of
 `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
 """
@@ -49,7 +50,7 @@ Partition = list[np.ndarray] | dict[str, np.ndarray]
 
 
 def repartitioned(
-    clients: FederatedData, settings: ConfigDict, seed: int, largest_pixel: float
+    clients: FederatedData, settings: ConfigDict, seed: int, largest_pixel: float | None
 ) -> dict[str, FederatedData]:
     """The split 'train' of clients who are dealt anew, and 'validation' where a share is set apart.
 
@@ -57,7 +58,8 @@ def repartitioned(
       clients: whose examples are dealt.
       settings: a config's `data.partition`.
       seed: of the draws.
-      largest_pixel: the value of an image that counts as 1, for noise.
+      largest_pixel: the value of an image that counts as 1, for noise; None: 255 for integers, and 1
+        for floating numbers.
 
     Raises:
       ValueError, TypeError: one line that names the setting.
@@ -70,6 +72,13 @@ def repartitioned(
     columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
     train = FederatedData.from_arrays(columns, partition=partition, allow_empty=clients.allow_empty)
     if rotations := settings.get("feature_rotations"):
+        images = train.columns.get("image")
+        if images is None or images.ndim < 3:
+            shape = "none" if images is None else list(images.shape[1:])
+            raise ValueError(
+                "data.partition.feature_rotations needs a column 'image' [examples, height, width], "
+                f"got examples of shape {shape}."
+            )
         with named("data.partition.feature_"):
             train = feature_rotation(train, rotations, seed)
     if sigma := settings.get("feature_noise"):
@@ -128,6 +137,12 @@ def _without_validation(
         )
     if not share:
         return clients, {}
+    labels = clients.columns.get("label")
+    if labels is not None and labels[0] != labels[-1] and np.all(labels[1:] >= labels[:-1]):
+        raise ValueError(
+            "data.partition.validation takes the last examples, which have only the last labels, since "
+            "the data are sorted by label: shuffle them first."
+        )
     rest = {name: column[kept:] for name, column in clients.columns.items()}
     validation = FederatedData.from_arrays(
         rest, offsets=[0, clients.num_examples - kept], client_ids=["validation"]

@@ -1,5 +1,6 @@
 """Reads the prepared folders that configs name."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,17 @@ def data_manifests(settings: ConfigDict) -> dict[str, dict[str, Any]]:
 def data_checksums(settings: ConfigDict) -> dict[str, str]:
     """Folder -> checksum of its manifest, which holds the checksums of all files of the folder.
 
+    The file that `data.encoder` names has its own checksum under this setting.
+
     Raises:
       PreparedDataError: a folder has no manifest, or one that was changed.
     """
-    return {folder: manifest(folder)["sha256"] for folder in _prepared_folders(settings)}
+    checksums = {folder: manifest(folder)["sha256"] for folder in _prepared_folders(settings)}
+    encoder = settings.get("encoder")
+    if isinstance(encoder, str) and Path(encoder).is_file():
+        with Path(encoder).open("rb") as file:
+            checksums["data.encoder"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return checksums
 
 
 def _prepared_folders(settings: ConfigDict) -> list[str]:

@@ -85,6 +85,11 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
                 f"data.name {config.data.name!r} must return a split 'distillation', the unlabelled "
                 f"examples of algorithm.name={config.algorithm.name!r}."
             )
+        if not len(data.unlabelled):
+            raise ValueError(
+                f"data.unlabelled_folder must be set for algorithm.name={config.algorithm.name!r}: "
+                "data.folder has no 'distillation'."
+            )
         data_sets["unlabelled"] = {data.inputs: data.unlabelled} | _labels_read(config, data)
     if "public" in reads and data.public is not None:
         data_sets[PUBLIC] = {"image": data.public.train.columns["image"]}
@@ -94,6 +99,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         split = choice("algorithm.validation.split", config.algorithm.validation.split, data.splits)
         data_sets[VALIDATION] = dict(split.columns)
     source = StreamedData if config.execution.stream else resident_data
+    in_every_evaluation = config.evaluation.get("client_splits") or ()
     return Experiment(
         algorithm=with_metrics(build_algorithm(config, data), config.get("metrics") or {}),
         data=source(data.splits["train"], data_sets),
@@ -102,7 +108,12 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
             "evaluation.final_splits", config.evaluation.final_splits, data.splits
         ),
         client_splits=_client_splits("client_splits", (), config, data),
-        final_client_splits=_client_splits("final_client_splits", data.client_splits, config, data),
+        final_client_splits=_client_splits(
+            "final_client_splits",
+            [name for name in data.client_splits if name not in in_every_evaluation],
+            config,
+            data,
+        ),
         rounds=config.rounds,
         evaluate_every=config.evaluation.every,
         evaluate_also=_around_codistillations(config),

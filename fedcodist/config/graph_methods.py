@@ -22,7 +22,7 @@ from fedcodist.config.bind import bind, offered
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
-from fedcodist.config.party_methods import public_of
+from fedcodist.config.party_methods import num_parties, public_of
 from fedcodist.config.referenced_networks import referenced_module
 from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
@@ -106,7 +106,7 @@ def backbone_names(config: ConfigDict) -> tuple[str, ...]:
     """Every client's backbone, in their order."""
     networks = config.parties.networks
     if isinstance(networks, str):
-        return (networks,) * config.data.num_clients
+        return (networks,) * num_parties(config)
     return tuple(networks)
 
 

@@ -33,7 +33,7 @@ from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
 from fedcodist.config.optimizers import optimizer_of
 from fedcodist.config.party_privacy import party_noise_multiplier, private_sum
-from fedcodist.config.referenced_networks import classes_of, referenced_model
+from fedcodist.config.referenced_networks import classes_of, example_of, referenced_model
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
@@ -154,7 +154,7 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
             group = choice("parties.networks", networks, {**GROUPS, **NETWORKS, **htfl.BACKBONES})
         else:
             group = (networks,)
-        networks = [group[party % len(group)] for party in range(_num_parties(config))]
+        networks = [group[party % len(group)] for party in range(num_parties(config))]
     shapes: list[Network] = []
     for index, network in enumerate(networks):
         if isinstance(network, str):
@@ -179,7 +179,7 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     return tuple(shapes)
 
 
-def _num_parties(config: ConfigDict) -> int:
+def num_parties(config: ConfigDict) -> int:
     """The number of clients that the config's data will have.
 
     Raises:
@@ -203,7 +203,7 @@ def _num_parties(config: ConfigDict) -> int:
 def _model_of(shape: Network, data: Data, width: int | None) -> Model:
     if is_reference(shape):
         return referenced_model("parties.networks", str(shape), data)
-    example = jnp.zeros((1, *data.splits["train"].columns["image"].shape[1:]))
+    example = jnp.zeros(example_of(data).shape)
     classes = classes_of(data)
     if isinstance(shape, str):
         backbone = htfl.htfl_backbone(shape, width or htfl.EMBEDDING_WIDTH)
@@ -220,6 +220,12 @@ def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
         return optimizer_of("algorithm.optimizer", name)
     check_number("algorithm.epsilon", settings.epsilon, above=0)
     return functools.partial(optax.adam, eps=settings.epsilon)
+
+
+def output_penalty_of(config: ConfigDict) -> Callable[[Any, Any], Any]:
+    """The gradient hook of `algorithm.output_penalty`; with 0 it needs no layer of a certain name."""
+    weight = config.algorithm.output_penalty
+    return output_penalty(weight) if weight else lambda gradient, params: gradient
 
 
 def extra_shape(config: ConfigDict, setting: str) -> Network:
@@ -308,7 +314,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "public_preprocess": lambda config, data: public_of(data).preprocess,
     "digest_preprocess": lambda config, data: public_of(data).preprocess,
     "distillation_preprocess": lambda config, data: public_of(data).preprocess,
-    "gradient_hook": lambda config, data: output_penalty(config.algorithm.output_penalty),
+    "gradient_hook": lambda config, data: output_penalty_of(config),
     "inference_batch_size": lambda config, data: config.evaluation.batch_size,
     "execution": lambda config, data: execution_of(config),
     "name": lambda config, data: config.algorithm.name,

@@ -63,5 +63,8 @@ def private_sum(config: ConfigDict, noise_multiplier: float) -> Reduce:
         for index, weight in enumerate(weights):
             check_number(f"algorithm.weights[{index}]", weight, low=0)
         own["max_weight"] = float(max(weights) / sum(weights))  # FedMD divides them by their sum
+    if name == "fed_proto" and config.algorithm.get("weighting", "examples") != "parties":
+        # A party's counts would be cut to one, and so its weight by examples would be lost.
+        raise ValueError("algorithm.weighting must be 'parties' with algorithm.privacy.")
     with named("algorithm.privacy."):
         return _PRIVATE_SUMS[name](clip, noise_multiplier, **own)

@@ -35,6 +35,7 @@ from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import (
     embedding_width,
+    output_penalty_of,
     party_groups,
     party_optimizer,
     party_shapes,
@@ -47,7 +48,6 @@ from fedcodist.core.devices import from_all_processes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
-from fedcodist.models.fed_md import output_penalty
 from fedcodist.run.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fedcodist.run.experiment import Experiment, Outcome, check_experiment, run_experiment
 from fedcodist.run.run_folder import PHASES, RunFolderError
@@ -151,7 +151,10 @@ def phase_experiment(
     settings, public = config.phases[phase], public_of(data)
     choice("phases.stopping", config.phases.stopping, dict.fromkeys(STOPPING))
     check_integer(f"phases.{phase}.epochs", settings.epochs, low=1)
-    preprocess = public.preprocess if phase == "public" else data.preprocess
+    preprocess, evaluation_preprocess = data.preprocess, data.evaluation_preprocess
+    if phase == "public":
+        preprocess = public.preprocess
+        evaluation_preprocess = public.evaluation_preprocess or preprocess
     training = LocalTraining(party_optimizer(config.algorithm), settings.batch_size, 1, preprocess)
     data_sets: dict[str, Any] = {}
     private, test = data.splits["train"], data.splits["test"]
@@ -176,7 +179,7 @@ def phase_experiment(
         validation = next(iter(splits.values()))
         data_sets[VALIDATION] = validation.all_examples()
         patience = Patience(
-            ValidationData(validation.num_examples, preprocess=preprocess),
+            ValidationData(validation.num_examples, preprocess=evaluation_preprocess),
             settings.patience,
             settings.min_delta,
             stopped_on,
@@ -188,7 +191,7 @@ def phase_experiment(
             training,
             len(data_sets[SHARED]["label"]) if SHARED in data_sets else None,
             patience,
-            output_penalty(config.algorithm.output_penalty),
+            output_penalty_of(config),
             LocalOnlyHyper(config.algorithm.learning_rate),
             execution_of(config),
             name=f"{phase} training",
@@ -209,7 +212,7 @@ def phase_experiment(
         seeds=config.seeds,
         seeds_loop=config.execution.seeds_loop,
         evaluation_batch_size=config.evaluation.batch_size,
-        evaluation_preprocess=preprocess,
+        evaluation_preprocess=evaluation_preprocess,
         start=state,
     )
     check_experiment(experiment)
@@ -265,7 +268,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     if optimizer := algorithm.get("optimizer"):
         networks["optimizer"] = optimizer
     code = described_references(config)
-    of_models = ("parties.", "data.preprocess")
+    of_models = ("parties.", "data.")
     if of_networks := {name: code[name] for name in code if name.startswith(of_models)}:
         networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits
     return {
@@ -317,6 +320,8 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
     # Images, and the choice of held-out ones, are hashed by content instead of by the settings `data`.
+    of_images = ("mean", "deviation", "crop", "padding", "augmentation", "preprocess")
+    about |= {f"data.{name}": about["data"][name] for name in of_images if about["data"].get(name)}
     del about["data"]
     if config.phases.stopping == "held_out":
         about["held_out_seed"] = config.data.seed

@@ -41,7 +41,13 @@ from fedcodist.config.networks import (
 from fedcodist.config.optimizers import distillation_optimizer
 from fedcodist.config.privacy import privacy_of, with_privacy
 from fedcodist.config.references import choice_or_reference
-from fedcodist.config.registry import BASELINE, algorithm_entry, function_of, method_of
+from fedcodist.config.registry import (
+    BASELINE,
+    CODISTILLATION,
+    algorithm_entry,
+    function_of,
+    method_of,
+)
 from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
@@ -160,6 +166,10 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
 
 def _wrapped(config: ConfigDict, data: Data) -> Callable[[FederatedMethod], FederatedMethod]:
     """Makes the methods of HeteroFL's levels private, where the config asks for it."""
+    settings = config.training.get("privacy") or {}
+    for setting in ("quantile", "bands"):
+        if settings.get(setting) is not None:
+            raise ValueError(f"training.privacy.{setting} must be None for hetero_fl.")
     privacy = privacy_of(config, _clients_of_pools(config, data))
     if privacy is not None and privacy.poisson is not None:
         raise ValueError("training.privacy.sampling must be 'fixed' for hetero_fl.")
@@ -249,6 +259,9 @@ def _teaching(config: ConfigDict, data: Data) -> dict[str, TeachingHyper] | FedS
     """How the pools' models teach each other, or how FedSDD's ensemble teaches."""
     if all("teaching" in pool for pool in config.pools.values()):
         return {name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()}
+    if config.algorithm.name in CODISTILLATION:
+        lacking = next(name for name, pool in config.pools.items() if "teaching" not in pool)
+        raise ValueError(f"the config lacks 'pools.{lacking}.teaching'.")
     return bind(FedSDDTeaching, config.algorithm, "algorithm.", cached=_cached(config, data))
 
 

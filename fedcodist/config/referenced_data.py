@@ -22,7 +22,10 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.data.federated_data import FederatedData
 
 # Settings of `data` that are not the loading function's.
-_OURS = ("name", "preprocess", "evaluation_preprocess", "partition", "division_per_seed")
+_OURS = (
+    *("name", "preprocess", "evaluation_preprocess", "partition", "division_per_seed"),
+    *("client_test_share", "unseen_clients"),
+)
 PREPROCESSING = ("preprocess", "evaluation_preprocess")
 
 

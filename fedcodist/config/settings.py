@@ -47,8 +47,15 @@ def check_settings(config: ConfigDict) -> None:
             known = [name for name in ALLOWED if name.startswith(_CLOSED)]
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
+        elif isinstance(value, ConfigDict) and (nearest := _misspelt_protection(path)):
+            raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
+
+
+def _misspelt_protection(path: str) -> str:
+    """The group that protects clients or compresses what they send, if the path is nearly its name."""
+    return next(iter(difflib.get_close_matches(path, _PROTECTIONS, n=1, cutoff=0.9)), "")
 
 
 def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -522,7 +529,23 @@ ALLOWED |= {
         "range_finder": _or_none(_whole()),
     }.items()
 }
-_CLOSED = ("evaluation.", "execution.", "parties.", "phases.")
+# Groups without which a run would go on as usual, but unprotected or uncompressed.
+_PROTECTIONS = (
+    "training.privacy",
+    "training.example_privacy",
+    "training.secure_sum",
+    "training.compression",
+    "algorithm.privacy",
+    "algorithm.compression",
+)
+_CLOSED = (
+    *("evaluation.", "execution.", "parties.", "phases."),
+    *(
+        f"{group}.{part}."
+        for group in ("training", "algorithm")
+        for part in ("privacy", "compression")
+    ),
+)
 _OF_FUNCTIONS = ("parties.graph.",)  # whose arguments are checked when the function is called
 _GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {

@@ -1,6 +1,6 @@
 r"""A file to copy with your own data, network, method, metrics and logger. No download.
 
-    python -m experiments.main --config your_own.py --workdir runs/your_own
+    fedcodist run your_own.py --workdir runs/your_own
 
 Every name in a config may be `module:function`, of an installed package or of a module beside the config
 file, such as this file itself. Comments below name the modules of `fedcodist.config` that describe the
@@ -57,8 +57,9 @@ def normalise(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, j
 def brightened(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:
     """`normalise` for training, which also makes every image a little brighter or darker each time."""
     batch = normalise(batch, key, positions)
-    change = 0.1 * jax.random.normal(key, (len(batch["image"]), 1, 1, 1))
-    return {**batch, "image": batch["image"] + change}
+    # Of every example's place in the whole batch, so that devices which share a batch draw differently.
+    draw = lambda position: jax.random.normal(jax.random.fold_in(key, position), (1, 1, 1))
+    return {**batch, "image": batch["image"] + 0.1 * jax.vmap(draw)(positions)}
 
 
 # The network: `fedcodist.config.referenced_networks`.

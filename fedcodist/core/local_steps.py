@@ -139,7 +139,8 @@ def train_steps(
             )
             gradient = jax.tree.map(jnp.add, gradient, extra)
             metrics |= more
-        done = jnp.asarray(step, float) / (num_rounds * training.steps)
+        # After the last of `num_rounds` rounds the rate stays as it was at the end.
+        done = jnp.minimum(jnp.asarray(step, float) / (num_rounds * training.steps), 1.0)
         optimizer = training.optimizer(training.schedule(learning_rate, done))
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables.params)
         params = optax.apply_updates(variables.params, updates)

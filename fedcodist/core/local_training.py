@@ -61,8 +61,8 @@ def check_plain_gradients(method: str, training: LocalTraining) -> None:
     """
     if training.differentiate is not None:
         raise ValueError(
-            f"training.differentiate must be None for {method}, whose parties also send what the "
-            "trained model says of their examples."
+            f"training.differentiate must be None for {method}, whose parties also send counts of their "
+            "labels or what the trained model says of their examples."
         )
 
 

@@ -45,11 +45,13 @@ class PrivateSends(NamedTuple):
       noise_multiplier: a sum's noise standard deviation, divided by the bound on one client's share.
       expected_clients: the number that sums are divided by; None: how many clients took part.
       bands: rounds over which noise is correlated; in so many rounds a client may take part once.
+      is_adaptive: whether the bound on updates changes from round to round.
     """
 
     noise_multiplier: float
     expected_clients: int | None
     bands: int = 1
+    is_adaptive: bool = False
 
 
 class SetModel(Protocol):

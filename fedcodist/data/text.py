@@ -7,6 +7,7 @@ frequency. The manifest's arguments name the domains.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -129,7 +130,7 @@ def domain_pools(
             raise ValueError(f"the share of domain {name!r} must be in (0, 1], got {share!r}")
         is_own, sizes_of_own = _of_domain(data, list(domains).index(name))
         has_own = sizes_of_own[order] > 0
-        wanted = int(share * data.num_clients)
+        wanted = math.floor(share * data.num_clients + 1e-9)  # 0.29 of 100 are 29
         drawn = order[has_own][:wanted]
         if not 1 <= wanted <= len(drawn):
             raise ValueError(

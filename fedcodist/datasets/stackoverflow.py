@@ -161,7 +161,7 @@ def prepare_stackoverflow(
       ValueError: settings out of range, a damaged source, or too few users.
       OSError: the disk is full, or a process was killed.
     """
-    _check(settings)
+    check_settings(settings)
     processes = processes if reader.parallel else 1
     of_split = {name: reader.users(_TFF_SPLIT[name]) for name in SPLITS}
     of_split |= _dealt(of_split["train"], settings)
@@ -217,7 +217,8 @@ def prepare_stackoverflow(
     return Prepared(splits, dict(sorted(skipped.items())))
 
 
-def _check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Raises ValueError that names a setting outside its range."""
     for name, low, high in (
         ("vocabulary", 1, _LARGEST_VOCABULARY),
         ("pieces", 1, _LARGEST_VOCABULARY),

@@ -34,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the deal (default: 0)")
 
 
+def check_values(arguments: argparse.Namespace) -> None:
+    """Raises ValueError that names a vocabulary or seed out of range; to be called before reading."""
+    if not 1 <= arguments.vocabulary < 1 << 16:
+        raise ValueError(f"--vocabulary must be in 1..65535, got {arguments.vocabulary}")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
+
+
 def source_of(
     users: Users,
     domains: Sequence[str],
@@ -49,14 +57,7 @@ def source_of(
       arguments: those of `add_arguments`.
       recorded: other descriptions of the source for the manifest.
       notices: lines that the user must see.
-
-    Raises:
-      ValueError: a vocabulary or seed out of range.
     """
-    if not 1 <= arguments.vocabulary < 1 << 16:
-        raise ValueError(f"--vocabulary must be in 1..65535, got {arguments.vocabulary}")
-    if arguments.seed < 0:
-        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
 
     def build(show: preparation.Show) -> dict[str, FederatedData]:
         return text_splits(

@@ -189,7 +189,12 @@ def private(
         sends_models=False,  # the server gets only noised sums
         gradient=None,
         fine_tune=lambda server, *rest: fine_tuned_models(method, server.inner, *rest),
-        privacy=PrivateSends(multiplier, expected_clients, 1 if banded is None else banded.bands),
+        privacy=PrivateSends(
+            multiplier,
+            expected_clients,
+            1 if banded is None else banded.bands,
+            adaptive is not None,
+        ),
         server_message=None if banded is None else server_message,
     )
 

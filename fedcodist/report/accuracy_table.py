@@ -8,7 +8,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedcodist.report.collection import Collection, Curve, Method, Statistic, curve
+from fedcodist.report.collection import (
+    Collection,
+    Curve,
+    Method,
+    Statistic,
+    curve,
+    final,
+    last_round,
+)
 from fedcodist.report.runs import mapping_of
 from fedcodist.report.spread import plus_minus
 
@@ -64,12 +72,17 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
         split: points.statistics[points.rounds.index(last)] if last in points.rounds else None
         for split, points in curves.items()
     }
+    ends = sorted({end for run in method.runs if (end := last_round(run)) is not None})
+    if method.finished and len(ends) > 1:  # seeds that callbacks have stopped in different rounds
+        accuracy = {split: final(method, model, split, "accuracy") for split in curves}
     described = mapping_of(method.runs[0].summary, "models")
     for run in method.runs:
         described = described or mapping_of(run.summary, "models")
     sizes = mapping_of(described, model)
     total = method.runs[0].config.get("rounds")
     reached = "–" if last is None else str(last)
+    if method.finished and len(ends) > 1:
+        reached = f"{ends[0]} to {ends[-1]}"
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
     epsilons = (epsilon_of(run.summary) for run in method.runs)  # an unfinished run has no summary

@@ -103,6 +103,23 @@ def curve(method: Method, model: str, split: str, metric: str) -> Curve:
     return Curve(tuple(rounds), statistics)
 
 
+def last_round(run: Run) -> int | None:
+    """The round in which a finished run ended, which a callback may have chosen; None before its end."""
+    return run.summary.get("rounds", run.config.get("rounds")) if run.finished else None
+
+
+def final(method: Method, model: str, split: str, metric: str) -> Statistic | None:
+    """A metric after each finished run's own last round; None where a seed lacks it."""
+    values = []
+    for run, seed in method.members:
+        records = run.records.get(Series(model, split, seed), {})
+        record = records.get(end, {}) if (end := last_round(run)) is not None else {}
+        if (value := number_of(record, metric)) is None:
+            return None
+        values.append(value)
+    return statistic_of(values) if values else None
+
+
 def default_title(collection: Collection) -> str:
     """The names of the experiments in the collection."""
     runs = [run for method in collection.methods for run in method.runs]

@@ -282,7 +282,7 @@ class Work:
         return forward
 
     def _forward_of_shape(self, shape: Any, width: int | None = None) -> float:
-        image = self.data.splits["train"].columns["image"].shape[1:]
+        image = image_shape(self.data)
         classes = classes_of(self.data)
         width = width or embedding_width(ConfigDict(dict(self.config)))
         return forward_flops_of((functools.partial(module_of, shape, classes, width), image))

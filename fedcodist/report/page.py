@@ -24,6 +24,7 @@ from fedcodist.report.collection import (
     differing_keys,
     distinct,
     flatten,
+    last_round,
     progress_of,
     settings_of,
     shown_setting,
@@ -158,7 +159,8 @@ def _per_client(
     rounds = curve(method, model, split, "accuracy").rounds
     groups = []
     for run, seed in method.members:
-        record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
+        end = last_round(run) or (rounds[-1] if rounds else -1)
+        record = run.records.get(Series(model, split, seed), {}).get(end)
         record = record or {}
         if (
             "clients" in record

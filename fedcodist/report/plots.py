@@ -9,7 +9,7 @@ from fedcodist.config.registry import method_of
 from fedcodist.core.extras import install_command
 from fedcodist.report.accuracy_table import split_name
 from fedcodist.report.clients_plot import clients_plot
-from fedcodist.report.collection import Collection, Curve, Method, curve
+from fedcodist.report.collection import Collection, Curve, Method, curve, last_round
 from fedcodist.report.costs import bytes_per_round, pool_of
 from fedcodist.report.privacy_plot import privacy_plot
 from fedcodist.report.runs import Series, mapping_of
@@ -70,7 +70,7 @@ def legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
 def _accuracy_plot(collection: Collection) -> "Figure | None":
     if not collection.splits:
         return None
-    split = _followed_split(collection)
+    split = _followed_split(collection, "accuracy")
     label = f"{split_name(split).capitalize()} accuracy (%)"
     return _curves_plot(collection, [(split, "accuracy", label, 100.0)])
 
@@ -82,23 +82,30 @@ def _bytes_plot(collection: Collection) -> "Figure | None":
     ]
     if not collection.splits or not any(known):
         return None
-    split = _followed_split(collection)
+    split = _followed_split(collection, "accuracy")
     label = f"{split_name(split).capitalize()} accuracy (%)"
     return _curves_plot(collection, [(split, "accuracy", label, 100.0)], by_bytes=True)
 
 
-def _followed_split(collection: Collection) -> str:
-    """The split that was evaluated most often: some are evaluated only after the last round."""
+def _followed_split(collection: Collection, metric: str) -> str:
+    """The split on which a metric was evaluated most often: some are evaluated only at the end."""
 
     def evaluations(split: str) -> int:
         curves = [
-            curve(method, model, split, "accuracy")
+            curve(method, model, split, metric)
             for method in collection.methods
             for model in collection.models
         ]
         return max(len(points.rounds) for points in curves)
 
-    return max(collection.splits, key=evaluations)
+    evaluated = {
+        series.split
+        for method in collection.methods
+        for run in method.runs
+        for series in run.records
+        if series.split != "train"
+    }
+    return max(collection.splits or sorted(evaluated) or ["test"], key=evaluations)
 
 
 def _megabytes_per_round(method: Method, model: str) -> float | None:
@@ -112,7 +119,7 @@ def _megabytes_per_round(method: Method, model: str) -> float | None:
 
 def _loss_plot(collection: Collection) -> "Figure | None":
     panels = []
-    evaluated = _followed_split(collection) if collection.splits else "test"
+    evaluated = _followed_split(collection, "loss")
     for split, label in (
         (evaluated, f"{split_name(evaluated).capitalize()} loss (nats)"),
         ("train", "Loss on the clients' data (nats)"),
@@ -311,7 +318,8 @@ def _per_label(method: Method, model: str, split: str) -> list[float]:
     rounds = curve(method, model, split, "accuracy").rounds
     shares = []
     for run, seed in method.members:
-        record = run.records.get(Series(model, split, seed), {}).get(rounds[-1] if rounds else -1)
+        end = last_round(run) or (rounds[-1] if rounds else -1)
+        record = run.records.get(Series(model, split, seed), {}).get(end)
         values = (record or {}).get("per_label_accuracy")
         if isinstance(values, list):
             shares.append([math.nan if value is None else 100 * value for value in values])

@@ -131,7 +131,7 @@ def cells(run: Run, split: str) -> dict[tuple[str, str], Cell]:
     Raises:
       ValueError: the run has no such split.
     """
-    rounds = run.config["rounds"]
+    rounds = run.summary.get("rounds", run.config["rounds"])
     at_end: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for series, records in run.records.items():
         if is_part(series, split) and rounds in records and "accuracy" in records[rounds]:

@@ -70,6 +70,8 @@ def read_heads(folder: Path) -> Heads:
     try:
         config = ConfigDict(read_object(folder / "config.json"))
         records = [record for _, record in read_lines(folder / "metrics.jsonl")]
+        has_ended = (folder / "summary.json").is_file()
+        summary = read_object(folder / "summary.json") if has_ended else {}
     except ValueError as error:
         raise ValueError(f"{folder} holds no run: {error}") from error
     if config.algorithm.name not in DECENTRALISED:
@@ -85,11 +87,8 @@ def read_heads(folder: Path) -> Heads:
         for name, names in party_names(groups).items()
         for party, client in zip(names, groups[name].clients.tolist(), strict=True)
     }
-    last = [
-        record
-        for record in records
-        if record["round"] == config.rounds and record["split"] == split
-    ]
+    rounds = summary.get("rounds", config.rounds)  # a callback may have stopped the run
+    last = [record for record in records if record["round"] == rounds and record["split"] == split]
     if not last:
         raise ValueError(f"{folder} holds a run that has not finished.")
     heads = 1 + sum(key.startswith("accuracy_head_") for key in last[0])
@@ -105,7 +104,7 @@ def read_heads(folder: Path) -> Heads:
     frequencies = label_frequencies(data.splits["train"], classes)
     graph = graph_of(config, len(places))
     if graph.ndim == 3:  # a graph that changes: the union of the run's edges
-        graph = np.any(graph[: config.rounds], axis=0)
+        graph = np.any(graph[:rounds], axis=0)
     on_others = accuracy_on_labels(per_label[..., None, :], frequencies)
     return Heads(shared, on_others, graphs.hops(graph))
 

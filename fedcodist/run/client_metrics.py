@@ -13,7 +13,7 @@ from fedcodist.core.files import write_atomically
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
 OVER_CLIENTS = ("_weighted", "_std", "_min", "_p10", "_worst_tenth")
-_INDEX, _EXAMPLES = "client", "examples"  # arrays of clients.npz that are not metrics
+NOT_METRICS = _INDEX, _EXAMPLES = "client", "examples"  # the other arrays of clients.npz
 
 
 class ClientMetrics(NamedTuple):
@@ -123,9 +123,11 @@ def load_clients(path: Path) -> dict[str, dict[str, ClientMetrics]]:
 
 
 def _over_clients(metric: str, values: np.ndarray, examples: np.ndarray) -> dict[str, Any]:
+    names = [metric, *(metric + ending for ending in OVER_CLIENTS if metric != "loss")]
     is_defined = np.isfinite(values)
-    if not is_defined.any():
-        return {metric: None}
+    # The loss is defined for all clients. If it is not finite for one of them, its model has diverged.
+    if not is_defined.any() or (metric == "loss" and not is_defined.all()):
+        return dict.fromkeys(names)
     defined, weights = values[is_defined].astype(np.float64), examples[is_defined]
     means = {metric: float(defined.mean())}
     if metric != "loss":

@@ -8,6 +8,7 @@ import numpy as np
 from fedcodist.core.checks import check_names, shown
 from fedcodist.core.method import FederatedAlgorithm, all_client_models
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.client_metrics import CLIENTS, NOT_METRICS
 
 
 class ClientSplit(NamedTuple):
@@ -71,7 +72,22 @@ def check_client_splits(experiment: Any) -> None:
                 f"{where}.test must have the {expected} clients of {whose}, it has "
                 f"{split.test.num_clients}."
             )
-        for group in all_client_models(algorithm):
+        ids = (experiment.data if split.train is None else split.train).client_ids
+        if ids is not None and len(other := np.flatnonzero(ids != split.test.client_ids)):
+            place = int(other[0])
+            raise ValueError(
+                f"{where}.test must have the clients of {whose} in the same order: client {place} is "
+                f"{str(ids[place])!r} there and {str(split.test.client_ids[place])!r} here."
+            )
+        for group, models in all_client_models(algorithm).items():
+            for metric in {
+                name for one in models.predictors.values() for name in one.model.metrics
+            }:
+                if "/" in metric or metric in NOT_METRICS:
+                    raise ValueError(
+                        f"metrics of {group!r} must not be named {metric!r} with {where}: names have no "
+                        f"'/', and {list(NOT_METRICS)} are other columns of {CLIENTS}."
+                    )
             if not len(measured_clients(split, algorithm, group)):
                 raise ValueError(f"{where}.test must have an example of a client of {group!r}.")
 

@@ -317,6 +317,11 @@ def _run(
             stopped = report(round, history)
             if folder and stopped:
                 save(folder, round)
+        elif not stopped and meter.last_round <= round < experiment.rounds:
+            # The run has grown, but it had spent its budget in what was its last round.
+            stopped = meter.why_stopped(round)
+            if folder:
+                save(folder, round)
         while round < experiment.rounds and not stopped:
             until = min(_next_evaluation(experiment, round), meter.last_round)
             began = time.monotonic()

@@ -152,17 +152,20 @@ def final_metrics(records: Iterable[Record], round: int) -> dict[str, Any]:
 
 
 def _measured(records: Sequence[Record], model: str, metric: str, otherwise: int) -> int:
-    """A training metric's mean over rounds and seeds; `otherwise` if the method lacks the metric."""
-    total = dict.fromkeys((record["seed"] for record in records), 0.0)
-    before = dict.fromkeys(total, 0)
+    """A training metric's mean over rounds and seeds; `otherwise` if the method lacks the metric.
+
+    Lines in which it is null are left out: in one of their rounds a Poisson cohort was empty.
+    """
+    total, rounds = 0.0, 0
+    before = dict.fromkeys((record["seed"] for record in records), 0)
     for record in records:
         if record["model"] == model and metric in record:
-            seed = record["seed"]
             # A metrics line has the mean of the rounds since the line before.
-            total[seed] += (record["round"] - before[seed]) * record[metric]
-            before[seed] = record["round"]
-    rounds = sum(before.values())
-    return round(sum(total.values()) / rounds) if rounds else otherwise
+            since = record["round"] - before[record["seed"]]
+            before[record["seed"]] = record["round"]
+            if record[metric] is not None:
+                total, rounds = total + since * record[metric], rounds + since
+    return round(total / rounds) if rounds else otherwise
 
 
 def over_clients(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

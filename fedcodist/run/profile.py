@@ -12,13 +12,25 @@ Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
 def check_folder(folder: str) -> None:
-    """Makes the folder of a trace. Raises ValueError that names the flag if it cannot be written."""
+    """Raises ValueError that names the flag if a trace cannot be written into the folder.
+
+    A folder that does not exist is not made yet: it may lie in a run folder, which must be new.
+    """
+    made: list[Path] = []
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            made.append(path)
+        Path(folder).mkdir(exist_ok=True)  # raises if it is a file
     except OSError as error:
         raise ValueError(
             f"--profile must be a folder that can be written, got {folder!r}: {error.strerror}."
         ) from error
+    finally:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 @contextlib.contextmanager

@@ -124,8 +124,9 @@ class RunFolder:
         before = self._read("config.json")
         difference = None
         if identity is not None and theirs is not None:
-            if identity.is_longer(theirs) and "rounds" in before:
-                before = before | {"rounds": config["rounds"]}
+            if identity.is_longer(theirs):
+                if "rounds" in before and "rounds" in config:
+                    before = before | {"rounds": config["rounds"]}
                 difference = identity.difference(theirs, to_grow=True)
             else:
                 difference = identity.difference(theirs)

@@ -77,6 +77,10 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
 
     The paper searches the decay in (0, 1) on a log scale; here it starts at 1e-3.
     """
+    if config.get("pools") is None:
+        raise ValueError(
+            f"tuning.space must be set for algorithm.name={config.algorithm.name!r}, which has no pools."
+        )
     rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
     space = [("pools.*.client_learning_rate", *rates)]
     if config.algorithm.name in OF_LEVELS:  # all have one server

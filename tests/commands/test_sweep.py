@@ -215,6 +215,16 @@ def test_a_folder_that_a_setting_names_is_in_the_mark(tmp_path, monkeypatch, fak
     assert len(started()) == 2
 
 
+def test_a_pre_trained_file_is_in_the_mark(tmp_path, fake):
+    run, started, folder = fake
+    config, file = folder / "config.py", tmp_path / "encoder.safetensors"
+    config.write_text(config.read_text().replace("seeds=1", "seeds=1, data=dict(encoder='')"))
+    for content, count in ((b"one", 1), (b"one", 1), (b"another", 2)):
+        file.write_bytes(content)
+        assert run("--only", "a,1", f"--config.data.encoder={file}") == 0
+        assert len(started()) == count
+
+
 def test_a_part_of_an_options_name_is_no_option(fake, capsys):
     run, started, folder = fake
     assert run("--only", "a,1", "--work", str(folder / "other")) == 0
@@ -294,7 +304,7 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     ("arguments", "message"),
     [
         (["--config", "none.py"], "--config must be an existing file, got 'none.py'"),
-        (["--config", "{digits}"], "has no get_runs(); run it with experiments.main"),
+        (["--config", "{digits}"], "has no get_runs(); run it with fedcodist run"),
         (["--config", "{table}", "--only", "x"], "--only 'x' matches none of"),
         (["--config", "{table}", "--at-once", "0"], "--at-once must be at least 1, got 0"),
     ],

@@ -8,6 +8,7 @@ from experiments.configs import ade_fed_kd, mind_fed_kd
 from fedcodist.config import data_bert
 from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODERS
+from fedcodist.config.data_prepared import data_checksums
 from fedcodist.config.experiment import build_experiment
 from fedcodist.core.model import parameter_count
 from fedcodist.core.trees import named_leaves
@@ -316,6 +317,23 @@ def test_teacher_and_student_start_from_the_files_first_layers(sentences, pretra
     own = algorithm.predictors["main"].variables(state).params
     for part in ("pooling", "classes"):
         jax.tree.map(np.testing.assert_array_equal, own[part], other[part])
+
+
+def test_the_file_belongs_to_the_data_and_a_test_sentence_has_no_copy(
+    sentences, pretrained, tmp_path
+):
+    config = config_of(sentences)
+    config.data.encoder = str(tmp_path / "encoder.safetensors")
+    found = []
+    for content in (b"one", b"one", b"another"):
+        (tmp_path / "encoder.safetensors").write_bytes(content)
+        found.append(data_checksums(config.data))
+    assert found[0] == found[1] != found[2]
+    assert {**found[0], "data.encoder": ""} == {**found[2], "data.encoder": ""}
+    with config.unlocked():
+        config.data.update(encoder=None, positive_copies=2, client_test_share=0.25)
+    with pytest.raises(ValueError, match=r"^data\.positive_copies must be 1 with"):
+        load_data(config.data)
 
 
 @pytest.mark.slow

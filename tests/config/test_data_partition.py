@@ -12,10 +12,11 @@ from fedcodist.datasets.digits import load_digits_federated
 
 SEED = 3
 DRAWS = np.random.default_rng(0)
+IMAGES, MIXED = DRAWS.integers(0, 256, (120, 4, 4, 1), np.uint8), DRAWS.permutation(120)
 COLUMNS = {
-    "image": DRAWS.integers(0, 256, (120, 4, 4, 1), np.uint8),
-    "label": np.repeat(np.arange(6), 20),
-    "coarse_label": np.repeat(np.arange(3), 40),
+    "image": IMAGES,
+    "label": np.repeat(np.arange(6), 20)[MIXED],
+    "coarse_label": np.repeat(np.arange(3), 40)[MIXED],
     "site": np.array(["b", "a", "c"] * 40),
 }
 LABELS = COLUMNS["label"]
@@ -184,3 +185,29 @@ def test_all_splits_need_the_columns_of_the_training_split():
         merged(splits)
     both = merged({"test": CLIENTS, "train": CLIENTS})
     assert both.num_clients == 1 and both.num_examples == 240 and set(both.columns) == set(COLUMNS)
+
+
+def test_validation_of_data_that_are_sorted_by_label_is_refused():
+    rows = np.argsort(LABELS, kind="stable")
+    columns = {name: column[rows] for name, column in COLUMNS.items()}
+    data = FederatedData.from_arrays(columns, offsets=[0, 120])
+    settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.05))
+    with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
+        repartitioned(data, settings, SEED, 255.0)
+
+
+def test_noise_of_floating_images_is_of_their_own_scale():
+    images = np.full((400, 4, 4, 1), 0.5, np.float32)
+    data = FederatedData.from_arrays({"image": images}, offsets=[0, 400])
+    settings = ConfigDict(dict(name="iid", num_clients=2, feature_noise=0.1))
+    noised = repartitioned(data, settings, SEED, None)["train"]
+    np.testing.assert_allclose(np.std(noised.client(1)["image"]), 0.1, rtol=0.1)
+
+
+def test_rotations_need_images():
+    data = FederatedData.from_arrays({"image": np.zeros((8, 64), np.float32)}, offsets=[0, 8])
+    settings = ConfigDict(dict(name="iid", num_clients=2, feature_rotations=2))
+    with pytest.raises(
+        ValueError, match=r"^data\.partition\.feature_rotations needs a column 'image'"
+    ):
+        repartitioned(data, settings, SEED, None)

@@ -23,6 +23,7 @@ from fedcodist.configs import (
     digits_methods,
     digits_mhd,
     digits_parties,
+    digits_personal,
 )
 from fedcodist.core.model import parameter_count
 from fedcodist.data.federated_data import FederatedData
@@ -76,6 +77,38 @@ def test_rows_that_a_method_reads_are_counted_before(config):
     experiment = build_experiment(config)
     selection = jax.eval_shape(lambda: experiment.algorithm.select(0, jax.random.key(0)))
     assert experiment.algorithm.data_set_sizes.keys() == selection.examples.keys() != set()
+    check_experiment(experiment)
+
+
+@pytest.mark.parametrize(("method", "default"), [("ditto", 1.0), ("p_fed_me", 15.0)])
+def test_the_weight_of_fed_prox_is_no_other_methods(method, default):
+    config = digits_methods.get_config("fed_avg")
+    assert config.training.proximal_weight == 0.01
+    config.training.method = method
+    hypers = build_experiment(config).algorithm.hyper
+    assert {hyper.proximal_weight for hyper in hypers.values()} == {default}
+    with config.unlocked():
+        config.training[method] = dict(proximal_weight=3.0)
+    hypers = build_experiment(config).algorithm.hyper
+    assert {hyper.proximal_weight for hyper in hypers.values()} == {3.0}
+
+
+def test_a_pool_without_teaching_is_named():
+    config = get_config("periodic_codistillation")
+    with config.unlocked():
+        del config.pools.large["teaching"]
+    with pytest.raises(ValueError, match=r"the config lacks 'pools\.large\.teaching'"):
+        build_experiment(config)
+
+
+def test_a_client_split_of_every_evaluation_is_not_one_of_the_end():
+    config = digits_personal.get_config("ditto")
+    with config.unlocked():
+        config.data.update(client_test_share=0.25, unseen_clients=2)
+        config.evaluation.client_splits = ("client_test",)
+    experiment = build_experiment(config)
+    assert set(experiment.client_splits) == {"client_test"}
+    assert "client_test" not in experiment.final_client_splits
     check_experiment(experiment)
 
 
@@ -275,13 +308,16 @@ def prepared(tmp_path):
             rows = 12 if name == "train" else 4
             columns = {
                 "image": draw.integers(0, 256, (rows, *shape)).astype(np.uint8),
-                "label": np.arange(rows, dtype=np.int32) * (classes - 1) // (rows - 1),
+                # Not quite sorted: the last example has the first label.
+                "label": np.roll(np.arange(rows, dtype=np.int32) * (classes - 1) // (rows - 1), -1),
             }
             clients = 6 if name == "train" else 1
             data[name] = FederatedData.from_arrays(
                 columns, offsets=np.linspace(0, rows, clients + 1).astype(np.int64)
             )
-        folder = tmp_path / "data"
+        folder = tmp_path / (
+            "data" if not (tmp_path / "data").exists() else f"data_of_{len(splits)}"
+        )
         about = {"data_set": "CIFAR-100"} if arguments is None else arguments
         save_prepared(folder, data, source="made up", licence="none", arguments=about)
         config = get_config()
@@ -530,9 +566,43 @@ def test_a_label_that_the_clients_lack_needs_an_output_too(prepared, tmp_path):
         build_experiment(config)
 
 
-def test_a_prepared_folder_of_other_splits(prepared):
-    with pytest.raises(ValueError, match=r"data\.folder .* has no split 'held_out'"):
+def test_a_prepared_folder_needs_only_the_splits_that_are_read(prepared):
+    with pytest.raises(ValueError, match=r"evaluation\.splits must be one of .*, got 'held_out'"):
         build_experiment(prepared(splits=("train", "test", "distillation")))
+    config = prepared(splits=("train",))
+    with pytest.raises(
+        ValueError, match=r"data\.unlabelled_folder must be set for algorithm\.name="
+    ):
+        build_experiment(config)
+    with config.unlocked():
+        for name in (
+            "crop",
+            "padding",
+            "augmentation",
+            "num_unlabelled",
+            "unlabelled_folder",
+            "seed",
+        ):
+            del config.data[name]
+    config.algorithm.name = "fed_avg"
+    config.evaluation.update(splits=(), final_splits=())
+    assert list(reading.load_data(config.data).splits) == ["train"]
+    data = reading.load_data(config.data)
+    (batch,) = ({"image": data.splits["train"].columns["image"][:2]},)
+    read = [
+        preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
+        for preprocess in (data.preprocess, data.evaluation_preprocess)
+    ]
+    assert read[0].shape == (2, 32, 32, 3)
+    np.testing.assert_array_equal(*read)
+    config.data.folder += "_none"
+    with config.unlocked():
+        config.data.padding = 4
+    with pytest.raises(ValueError, match=r"data\.folder must be a prepared folder"):
+        build_experiment(config)
+    config.data.folder = config.data.folder.removesuffix("_none")
+    with pytest.raises(ValueError, match=r"data\.crop must be set for data\.padding=4"):
+        build_experiment(config)
 
 
 def test_clients_may_be_dealt_anew(prepared):

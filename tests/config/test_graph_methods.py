@@ -220,6 +220,13 @@ def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):
     found = tables_heads.read_heads(tmp_path)
     frequencies = label_frequencies(data.splits["train"], 10)
     np.testing.assert_allclose(found.shared[0], accuracies.mean(axis=-1))
+    # A callback may have stopped the run before its last round.
+    stopped = [line | {"round": 3} for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, stopped)))
+    with pytest.raises(ValueError, match="has not finished"):
+        tables_heads.read_heads(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"rounds": 3, "finished": True}))
+    np.testing.assert_allclose(tables_heads.read_heads(tmp_path).shared, found.shared)
     for client in range(8):
         expected = accuracies[client] @ frequencies[client]
         np.testing.assert_allclose(found.private[0, client], expected)

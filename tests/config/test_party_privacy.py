@@ -19,6 +19,8 @@ pytest.importorskip("dp_accounting")
 
 def of_method(name, **settings):
     config = digits_parties.get_config(name)
+    if name == "fed_proto":
+        config.algorithm.weighting = "parties"
     with config.unlocked():
         config.algorithm.privacy = defaults.party_privacy(**settings)
     return config
@@ -53,6 +55,14 @@ def test_methods_that_send_scores_or_class_means_can_be_private(name):
     experiment = build_experiment(of_method(name, clip=1.0, noise_multiplier=2.0))
     check_experiment(experiment)
     assert experiment.algorithm.privacy[PARTIES].noise_multiplier == 2.0
+
+
+def test_prototypes_weighted_by_examples_cannot_be_private():
+    """Counts are cut to 1, so every party of a class would weigh the same, without a word."""
+    config = of_method("fed_proto", noise_multiplier=2.0)
+    config.algorithm.weighting = "examples"
+    with pytest.raises(ValueError, match=r"^algorithm\.weighting must be 'parties' with"):
+        build_experiment(config)
 
 
 def test_weights_of_parties_are_bounded_by_the_largest():

@@ -340,6 +340,48 @@ def test_so_is_preprocessing_of_ones_own(tmp_path, monkeypatch):
     with other.data.unlocked(), other.data.ignore_type():
         other.data.preprocess = "halving:half"
     assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
+    other = small_config()
+    with other.data.unlocked():
+        other.data.mean = (0.4,)
+    assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
+
+
+def test_phases_are_evaluated_on_images_as_the_collaboration_is(tmp_path, monkeypatch):
+    """Not on augmented ones, which training reads."""
+    (tmp_path / "reads.py").write_text(
+        "def augmented(batch, key, positions): return {**batch, 'image': batch['image'] * 2}\n"
+        "def plain(batch, key, positions): return {**batch, 'image': batch['image'] * 3}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small_config()
+    with config.unlocked():
+        config.data.update(preprocess="reads:augmented", evaluation_preprocess="reads:plain")
+    data = load_data(config.data)
+    for phase in PHASES:
+        experiment = phases.phase_experiment(config, data, phase)
+        assert experiment.evaluation_preprocess.__name__ == "plain"
+
+
+def test_a_network_needs_a_layer_of_a_certain_name_for_a_penalty_alone(tmp_path, monkeypatch):
+    (tmp_path / "of_one_dense.py").write_text(
+        "import flax.linen as nn\n"
+        "class Network(nn.Module):\n"
+        "    num_classes: int\n"
+        "    @nn.compact\n"
+        "    def __call__(self, x): return nn.Dense(self.num_classes)(x.reshape(len(x), -1))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small_config()
+    with config.ignore_type():
+        config.parties.networks = ("of_one_dense:Network",) * 3
+    config.algorithm.output_penalty = 0.0
+    data = load_data(config.data)
+    phases.phase_experiment(config, data, "private")
+    config.algorithm.output_penalty = 1e-3
+    with pytest.raises(
+        ValueError, match=r"algorithm\.output_penalty must be 0 for a network without"
+    ):
+        phases.phase_experiment(config, data, "private")
 
 
 def test_so_are_the_images():

@@ -5,7 +5,7 @@ import pytest
 from fedcodist.config import defaults
 from fedcodist.config.config_errors import as_settings
 from fedcodist.config.experiment import build_experiment
-from fedcodist.configs import digits_codist, digits_private
+from fedcodist.configs import digits_codist, digits_mhd, digits_parties, digits_private
 from fedcodist.privacy.accounting import PrivacyBudget, spent
 from fedcodist.run.experiment import check_experiment
 
@@ -132,6 +132,33 @@ def test_bad_input_is_one_line(settings, message):
     with pytest.raises(ValueError) as raised, as_settings(digits_private.get_config("fed_avg,inf")):
         check_experiment(built("fed_avg,inf", **settings))
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+SETTINGS = {
+    "privacy": dict(clip=1.0),
+    "example_privacy": dict(clip=1.0, noise_multiplier=1.0),
+    "secure_sum": dict(value_range=1.0),
+    "compression": dict(uplink="svd"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("of", [digits_parties, digits_mhd])
+def test_protections_that_parties_and_graphs_do_not_read_are_refused(name, of):
+    config = of.get_config()
+    with config.unlocked():
+        config.training = dict(config.get("training") or {}) | {name: SETTINGS[name]}
+    with pytest.raises(ValueError, match=rf"^training\.{name} must be of methods with pools, got"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize("setting", [dict(quantile=0.5), dict(noise="banded", bands=2)])
+def test_levels_have_no_privacy_with_a_state(setting):
+    config = digits_codist.get_config("hetero_fl")
+    config.algorithm.masked = False
+    config.training.privacy = defaults.privacy(sampling="fixed", noise_multiplier=1.0, **setting)
+    with pytest.raises(ValueError, match=r"^training\.privacy\.(quantile|bands) must be None for"):
+        build_experiment(config)
 
 
 def test_a_method_of_parties_is_refused():

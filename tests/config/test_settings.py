@@ -157,12 +157,37 @@ def test_what_json_cannot_give_back():
         ("execution.rematerialize", "execution.rematerialise"),
         ("parties.network", "parties.networks"),
         ("phases.stoping", "phases.stopping"),
+        ("training.privacy.quantil", "training.privacy.quantile"),
+        ("training.compression.range_findr", "training.compression.range_finder"),
+        ("algorithm.privacy.cilp", "algorithm.privacy.clip"),
     ],
 )
 def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
-    group, name = path.split(".")
     with pytest.raises(ValueError, match=rf"^{path} is no setting; did you mean {nearest}\?$"):
-        check_settings(ConfigDict({group: {name: True}}))
+        check_settings(with_setting(path, True))
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("training.privcy", "training.privacy"),
+        ("training.secure_sums", "training.secure_sum"),
+        ("training.compresion", "training.compression"),
+    ],
+)
+def test_a_misspelt_group_that_protects_clients_is_named(path, nearest):
+    """Without it the run would go on as usual, unprotected."""
+    with pytest.raises(ValueError, match=rf"^{path} is no setting; did you mean {nearest}\?$"):
+        check_settings(with_setting(path, {"clip": 1.0}))
+    check_settings(with_setting("training.my_method", {"clip": 1.0}))
+
+
+def with_setting(path, value):
+    config = ConfigDict()
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    config.update(value)
+    return config
 
 
 def test_what_a_config_adds_is_its_own():

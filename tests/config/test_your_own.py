@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -206,6 +207,38 @@ def test_data_that_are_none_are_one_line(own, settings, message):
     config = config_of(own)
     config.data.update(settings)
     refused(config, message)
+
+
+def test_data_of_ones_own_are_dealt_and_split_as_others_are(own):
+    settings = ConfigDict(
+        dict(
+            name=f"{own}:load",
+            rows=40,
+            client_test_share=0.25,
+            partition=dict(name="iid", num_clients=4, feature_noise=0.1),
+        )
+    )
+    data = load_data(settings)
+    assert data.splits["train"].num_clients == 4 and set(data.client_splits) == {"client_test"}
+    assert data.client_splits["client_test"].test.client_sizes.tolist() == [2] * 4
+    settings.partition.all_splits = True
+    with pytest.raises(ValueError, match=r"^data\.partition\.all_splits must be of data\.name="):
+        load_data(settings)
+
+
+def test_parties_networks_read_preprocessed_images():
+    config = digits_parties.get_config("fd")
+    with config.unlocked():
+        config.data.preprocess = f"{__name__}:halved"
+    with config.ignore_type():
+        config.parties.networks = (((8,), 0.0),) * 6
+    (group,) = party_groups(config, load_data(config.data)).values()
+    first = jax.tree.leaves(variable_shapes(group.model).params)
+    assert any(leaf.shape == (16, 8) for leaf in first)
+
+
+def halved(batch, key, positions):
+    return {**batch, "image": batch["image"][:, ::2, ::2].astype(jnp.float32)}
 
 
 def test_metrics_of_ones_own(own):

@@ -129,6 +129,23 @@ def test_a_spent_budget_ends_training_and_keeps_the_last_model(tmp_path):
         run_in(tmp_path, private(AVERAGING, 2 * CLIP, z, expected_clients=2), 5, settings)
 
 
+def test_a_run_that_ended_at_its_budget_does_not_grow(tmp_path):
+    """Its last checkpoint does not say that it was stopped: it had all of its rounds."""
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    spends = spent({"pool": cohorts(range(6), 2, 20.0)}, 2, PrivacyBudget(DELTA)).epsilon
+    settings = dict(poisson=PoissonCohort(), privacy=PrivacyBudget(DELTA, spends * 1.0001))
+    of_two = run_in(tmp_path, method, 2, settings)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for _ in range(2):
+        grown = run_in(tmp_path, method, 4, settings)
+        assert grown.summary["rounds"] == 2 and "budget is spent" in grown.summary["stopped"]["why"]
+        assert grown.summary["final"] == of_two.summary["final"]
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    np.testing.assert_array_equal(
+        grown.variables["pool"].params["w"], of_two.variables["pool"].params["w"]
+    )
+
+
 def run_in(folder, method, rounds, settings):
     settings = dict(settings)
     pool = Pool(method, np.arange(len(SIZES)), 2, settings.pop("poisson"))

@@ -15,10 +15,13 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.p_fed_me import p_fed_me
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_gen import fed_gen
 from fedcodist.algorithms.parties.fed_gh import fed_gh
 from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fed_tgp import fed_tgp
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.pools.fed_rolex import fed_rolex
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel, hetero_fl
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
@@ -98,6 +101,10 @@ TRAINING = LocalTraining(batch_size=BATCH, differentiate=example_private(1.0, 1.
 BATCH_NORM = from_flax_linen(BatchNormMLP((4,), CLASSES), jnp.zeros((1, FEATURES)))
 HEADED = headed(nn.Dense(4), jnp.zeros((1, FEATURES)), CLASSES)
 PARTIES = {"a": PartyGroup(HEADED, np.arange(6))}
+CHAIN = from_flax_linen(
+    nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(CLASSES)]), jnp.zeros((1, FEATURES))
+)
+LEVELS, CHAIN_LAYERS = {"whole": HeteroFLLevel(CHAIN, np.arange(6), 6)}, ["layers_0", "layers_2"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,18 @@ PARTIES = {"a": PartyGroup(HEADED, np.arange(6))}
                 f"training.differentiate must be None for {method.__name__}, whose parties also send",
             )
             for method in (fd, fed_proto, fed_gh, fed_tgp)
+        ),
+        (
+            lambda: fed_gen(PARTIES, TRAINING),
+            "training.differentiate must be None for fed_gen, whose parties also send counts of",
+        ),
+        (
+            lambda: hetero_fl(CHAIN, LEVELS, CHAIN_LAYERS, federated().columns, TRAINING),
+            "adjustments.masked must be False with training.differentiate: with masks, clients tell",
+        ),
+        (
+            lambda: fed_rolex(CHAIN, LEVELS, CHAIN_LAYERS, federated().columns, TRAINING),
+            "adjustments.masked must be False with training.differentiate",
         ),
     ],
 )

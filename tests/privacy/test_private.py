@@ -46,6 +46,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
+from fedcodist.privacy.banded_noise import BandedNoise
 from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noised
 from fedcodist.privacy.private import moved_statistics, noised_mean, private
 from fedcodist.privacy.private_checks import check_sends
@@ -420,6 +421,21 @@ def test_hetero_fl_is_private_level_by_level():
         names, level = ["layers_0", "layers_2"], HeteroFLLevel(chain(4), np.arange(3), 2)
         masked = HeteroFLAdjustments(wrapped=lambda method: private(method, 0.1, 1.0))
         hetero_fl(chain(4), {"whole": level}, names, federated().columns, TRAINING, masked)
+
+
+@pytest.mark.parametrize(
+    "more", [dict(adaptive=AdaptiveClip()), dict(noise_multiplier=BandedNoise(1.0, 2, 4))]
+)
+def test_privacy_with_a_state_is_not_for_levels_of_one_server(more):
+    settings = dict(clip=0.1, noise_multiplier=1.0) | more
+    level = {"whole": HeteroFLLevel(chain(4), np.arange(3), 2)}
+    adjustments = HeteroFLAdjustments(
+        masked=False, wrapped=lambda method: private(method, **settings)
+    )
+    with pytest.raises(ValueError, match=r"^adjustments\.wrapped must make methods private with a"):
+        hetero_fl(
+            chain(4), level, ["layers_0", "layers_2"], federated().columns, TRAINING, adjustments
+        )
 
 
 def test_models_of_one_cohort_have_noise_of_their_own():

@@ -404,7 +404,7 @@ def test_servers_that_distil_compose_and_those_that_need_models_refuse():
     common = dict(columns=federated().columns, num_unlabelled=9, distillation=distillation)
     periodic_codistillation(pools, num_rounds=ROUNDS, period=2, **common)
     with pytest.raises(
-        ValueError, match=r"pools\['small'\]\.method must send how far .* secure sum"
+        ValueError, match=r"pools\['small'\]\.method must send changes of whole models.* secure sum"
     ):
         fed_df(pools, **common)
 

@@ -411,6 +411,26 @@ def test_curves_are_of_the_split_that_is_followed(tmp_path):
         assert len(figure.axes[0].lines[0].get_xdata()) == 6
 
 
+def test_seeds_that_stopped_in_different_rounds_count_with_their_own_last_one(tmp_path):
+    """With test data after the last round alone, they have no round in common."""
+    for seed, end in ((0, 100), (1, 60)):
+        run = write_run(tmp_path / f"seed_{seed}", seed=seed, last_round=end)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        kept = [each for each in lines if each["split"] != "test" or each["round"] == end]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        summary = json.loads((run / "summary.json").read_text()) | {"rounds": end}
+        (run / "summary.json").write_text(json.dumps(summary))
+    collection = collection_lib.collect([tmp_path])
+    (method,) = collection.methods
+    row = cells(collection, method.label, "small")
+    assert row.rounds == "60 to 100"
+    assert row.accuracy["test"].mean == pytest.approx((0.8 + 0.82 * 0.6) / 2)
+    assert row.accuracy["held_out"].mean == pytest.approx((0.79 + 0.82 * 0.6 - 0.01) / 2)
+    assert plots._per_label(method, "small", "test")[0] == pytest.approx(
+        100 * (0.8 + 0.82 * 0.6) / 2
+    )
+
+
 def test_curve_is_over_the_rounds_that_every_seed_has(tmp_path):
     write_run(tmp_path / "a", seed=0, last_round=60, finished=False)
     write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
@@ -511,6 +531,11 @@ def test_loss_only_runs_have_a_loss_plot(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     files = report.write_report(collection_lib.collect([run]), tmp_path)
     assert [path.name for path in files.plots] == ["loss.png"]
+    # Also if no split is called 'test'.
+    kept = [line for line in kept if line["split"] != "test"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    figure = plots._loss_plot(collection_lib.collect([run]))
+    assert len(figure.axes[0].lines[0].get_xdata()) == 6
 
 
 def test_command_starts_without_jax_and_ends_with_its_status(tmp_path):

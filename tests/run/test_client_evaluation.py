@@ -9,9 +9,10 @@ import pytest
 import fedcodist as fc
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.metrics import accuracy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
-from fedcodist.run.client_metrics import CLIENTS, load_clients
+from fedcodist.run.client_metrics import CLIENTS, ClientMetrics, client_records, load_clients
 from fedcodist.run.client_splits import ClientSplit
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -242,6 +243,12 @@ def test_every_clients_numbers_are_in_a_file_that_a_finished_run_reads(dealt, tm
         (lambda train, test: {"everybody": test}, "must have a name that no other split has"),
         (lambda train, test: {"own": test.select([0, 2])}, "must have the 5 clients"),
         (lambda train, test: {"own": test.columns}, "must be a ClientSplit or FederatedData"),
+        (
+            lambda train, test: {
+                "own": FederatedData(test.columns, test.offsets, list("01243"), True)
+            },
+            r"in the same order: client 3 is '3' there and '4' here",
+        ),
         (lambda train, test: {"own": ClientSplit(test, test)}, "must have an example of every"),
         (lambda train, test: {"own": ClientSplit(test, train.select([0]))}, "the 1 clients of"),
         (lambda train, test: [test], "client_splits must be ClientSplits or FederatedData by name"),
@@ -254,6 +261,32 @@ def test_bad_client_splits_are_named(dealt, splits, message):
             experiment(train, two_pools(train), client_splits=splits(train, test)),
             show_progress=False,
         )
+
+
+@pytest.mark.parametrize("metric", ["recall/spam", "client", "examples"])
+def test_metrics_whose_names_the_file_of_clients_cannot_hold(dealt, metric):
+    train, test = dealt
+    model = MODEL._replace(metrics={metric: accuracy()})
+    algorithm = two_pools(train, fc.fed_avg(model, TRAINING))
+    with pytest.raises(
+        ValueError, match=f"'large' must not be named '{metric}' with client_splits"
+    ):
+        fc.run_experiment(
+            experiment(train, algorithm, client_splits={"own": test}), show_progress=False
+        )
+
+
+def test_metrics_that_no_client_has_are_null_and_so_is_a_diverged_loss():
+    of_two = lambda values: np.array([values, [0.5, 0.5]])
+    measured = ClientMetrics(
+        np.arange(2),
+        np.array([3, 5]),
+        {"precision": of_two([np.nan, np.nan]), "loss": of_two([1.0, np.inf])},
+    )
+    first, second = client_records(4, {"own": {"model": measured}}, np.arange(2))
+    assert set(first) == set(second)  # so a seed's values keep their place in the summary
+    assert first["precision"] is first["precision_std"] is first["precision_weighted"] is None
+    assert first["loss"] is None and second["loss"] == 0.5
 
 
 def test_labels_of_client_splits_are_checked(dealt):

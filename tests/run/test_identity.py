@@ -384,6 +384,14 @@ def test_with_a_config_it_and_the_data_count(tmp_path, compile_quickly):
     run(tmp_path, CONFIG, prepared={"clients": "abc"})
 
 
+def test_a_config_that_does_not_tell_its_rounds(tmp_path, compile_quickly):
+    run(tmp_path, {"lr": 0.1}, schedule=linear_decay(2))
+    with pytest.raises(RunFolderError, match=r"the algorithm depends on it: algorithm\..*schedule"):
+        run(tmp_path, {"lr": 0.1}, rounds=4, schedule=linear_decay(4))
+    with pytest.raises(RunFolderError, match="belongs to another config: lr is"):
+        run(tmp_path, {"name": "mine"}, rounds=4)
+
+
 def test_a_config_with_more_rounds(tmp_path, compile_quickly):
     run(tmp_path, CONFIG)
     with pytest.raises(

@@ -46,6 +46,7 @@ from fedcodist.core.label_counts import label_counts
 from fedcodist.core.local_training import (
     LocalTraining,
     batch_size_for,
+    check_plain_gradients,
     check_training,
     lasting_state,
     train_client,
@@ -133,6 +134,7 @@ def fed_gen(
     groups = check_groups(groups)
     width, classes = check_shared_heads(groups)
     check_training("training", training)
+    check_plain_gradients("fed_gen", training)
     check_generator(generator)
     check_integer("warm_up", warm_up, low=0)
     for field, value in hyper._asdict().items():

@@ -140,6 +140,10 @@ def fed_kd_parties(
         for group, party_group in groups.items()
     }
 
+    shapes = variable_shapes(student)
+    size = tree_bytes(shapes)
+    statistics = tree_bytes(shapes.mutable)  # batch statistics are sent uncompressed
+
     def init(key: jax.Array) -> FedKDPartiesState:
         first = student.init(keys.derive(key, "init", STUDENT))
         models = init_models(groups, key)
@@ -175,7 +179,7 @@ def fed_kd_parties(
                 message, memory = uplink.compress(
                     sent, memory, keys.derive(key, "uplink"), progress
                 )
-                metrics["client_bytes_up"] = uplink.payload(message)
+                metrics["client_bytes_up"] = uplink.payload(message) + statistics
                 sent = uplink.decompress(message, sent)
             after: FedKDClientState = result.client_state
             metrics |= party_metrics(
@@ -199,14 +203,13 @@ def fed_kd_parties(
                 change, memory, keys.derive(key, "downlink"), progress
             )
             change = downlink.decompress(message, change)
-            sent_bytes = downlink.payload(message)
+            sent_bytes = downlink.payload(message) + statistics
             parties = {metric.rpartition("/")[0] for metric in metrics}
             metrics |= {f"{party}/client_bytes_down": sent_bytes for party in sorted(parties)}
         params = jax.tree.map(jnp.subtract, state.student.params, change)
         new = jax.tree.map(as_stored, Variables(params, mutable), state.student)
         return FedKDPartiesState(result.states, new, memory), client_states, metrics
 
-    size = tree_bytes(variable_shapes(student))
     return assemble(
         name,
         groups,

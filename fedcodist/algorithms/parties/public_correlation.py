@@ -61,8 +61,11 @@ def learn_from_others(
     hyper: Any,
     execution: Execution,
     reduce: Reduce | None,
-) -> dict[str, Variables]:
-    """Parties' models, leaves [group, ...], after a round's public batches.
+) -> tuple[dict[str, Variables], dict[str, jax.Array]]:
+    """Parties' models, leaves [group, ...], after a round's public batches, and the reduction's metrics.
+
+    Measured bytes are summed over batches; other metrics, such as `<party>/client_clipped_share`, are
+    means.
 
     Args:
       groups, models: architecture -> its parties, and their models.
@@ -79,7 +82,9 @@ def learn_from_others(
         rows = examples.indices[index]
         return batches.read(examples.columns, rows, public.preprocess, key, positions)
 
-    def step(parties: dict[str, Party], index: jax.Array) -> tuple[dict[str, Party], None]:
+    def step(
+        parties: dict[str, Party], index: jax.Array
+    ) -> tuple[dict[str, Party], dict[str, jax.Array]]:
         key = keys.derive(round.key, "public", round.index, index)
         batch = batch_of(index, keys.derive(key, "input"))
 
@@ -106,15 +111,20 @@ def learn_from_others(
         def run(update: PartyUpdate, message: PyTree) -> PartiesResult:
             return run_parties(groups, update, message, parties, round, key, execution, reduce)
 
-        mean = run(answer, batch).aggregate.pseudo_gradient
-        return run(learn, (batch, mean)).states, None
+        answers = run(answer, batch)
+        mean = answers.aggregate.pseudo_gradient
+        return run(learn, (batch, mean)).states, answers.metrics
 
     optimizer = public.optimizer(hyper.public_learning_rate)
     parties = {
         name: (values, jax.vmap(optimizer.init)(values.params)) for name, values in models.items()
     }
-    parties, _ = jax.lax.scan(step, parties, jnp.arange(len(examples.indices)))
-    return {name: variables for name, (variables, _) in parties.items()}
+    parties, metrics = jax.lax.scan(step, parties, jnp.arange(len(examples.indices)))
+    of_round = {
+        metric: jnp.sum(values) if "_bytes_" in metric else jnp.mean(values)
+        for metric, values in metrics.items()
+    }
+    return {name: variables for name, (variables, _) in parties.items()}, of_round
 
 
 def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> jax.Array:

@@ -89,7 +89,7 @@ def fed_rolex(
     """
     check_arguments(fed_rolex, locals())
     of_parts = HeteroFLAdjustments(adjustments.masked, adjustments.scaled)
-    check_levels(model, levels, layers, columns, of_parts)
+    check_levels(model, levels, layers, columns, training, of_parts)
     check_integer("adjustments.units_per_round", adjustments.units_per_round, low=0, high=2**16)
     if WHOLE in levels:
         raise ValueError(f"levels must have other names than {WHOLE!r}, the whole network's.")

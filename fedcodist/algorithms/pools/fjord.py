@@ -104,7 +104,7 @@ def fjord(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(fjord, locals())
-    check_levels(model, levels, layers, columns, HeteroFLAdjustments(masked=False))
+    check_levels(model, levels, layers, columns, training, HeteroFLAdjustments(masked=False))
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0, high=1)
     check_number("hyper.temperature", hyper.temperature, above=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))

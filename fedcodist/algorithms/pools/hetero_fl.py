@@ -53,7 +53,8 @@ class HeteroFLAdjustments(NamedTuple):
         layers must be Flax linen modules, as those of this library are. (The paper's networks scale only
         in training, before a normalisation that undoes it; here it is a part of the network.)
       wrapped: the levels' method -> the method that clients follow, such as
-        `lambda method: private(method, clip=1.0, noise_multiplier=0.8)`, which needs masked=False.
+        `lambda method: private(method, clip=1.0, noise_multiplier=0.8)`, which needs masked=False. The
+        clip must be constant, and the noise independent in every round.
     """
 
     masked: bool = True
@@ -97,7 +98,7 @@ def hetero_fl(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(hetero_fl, locals())
-    check_levels(model, levels, layers, columns, adjustments)
+    check_levels(model, levels, layers, columns, training, adjustments)
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     pools, parts = pools_of_levels(whole, levels, layers, training, adjustments)
     whole = adjustments.wrapped(whole)  # all levels have its server
@@ -109,6 +110,7 @@ def check_levels(
     levels: Mapping[str, HeteroFLLevel],
     layers: Sequence[str],
     columns: Mapping[str, Any],
+    training: LocalTraining,
     adjustments: HeteroFLAdjustments,
 ) -> None:
     """Raises ValueError or TypeError that names an argument of `hetero_fl` which is not allowed."""
@@ -120,6 +122,11 @@ def check_levels(
     if adjustments.masked and "label" not in columns:
         raise ValueError(
             f"adjustments.masked must be False for columns without 'label', got {sorted(columns)}."
+        )
+    if adjustments.masked and training.differentiate is not None:
+        raise ValueError(
+            "adjustments.masked must be False with training.differentiate: with masks, clients tell "
+            "which classes they have."
         )
 
 
@@ -148,8 +155,18 @@ def pools_of_levels(
         update = masked_update(network, training, adjustments.masked)
         reduce = mean_and_owners(layers[-1] if adjustments.masked else None)
         method = adjustments.wrapped(level_method(whole, network, part, update, reduce))
+        _check_privacy(method)
         pools[level], parts[level] = Pool(method, settings.clients, settings.cohort_size), part
     return pools, parts
+
+
+def _check_privacy(method: FederatedMethod) -> None:
+    """Raises ValueError if a level's privacy has a state, since levels have one server together."""
+    if method.privacy is not None and (method.privacy.is_adaptive or method.privacy.bands > 1):
+        raise ValueError(
+            "adjustments.wrapped must make methods private with a constant clip (adaptive=None) and "
+            "with noise that is independent in every round."
+        )
 
 
 def _beginning_with(part_at: Callable[[Any], Part], first_unit: Callable[[Any], Any]) -> PartOf:

@@ -316,7 +316,7 @@ def check_client_models(pools: Mapping[str, Pool]) -> None:
             )
         if not pool.method.sends_models:
             raise ValueError(
-                f"pools[{name!r}].method must send how far its clients came, from which their models "
-                "are told; FetchSGD's sends sketches, FedKD's by steps gradients, a secure sum hides "
-                "them."
+                f"pools[{name!r}].method must send changes of whole models, from which the server knows "
+                f"every client's model, got {pool.method.name}: FetchSGD sends sketches, FedKD by steps "
+                "gradients, partly shared methods only a part, and a secure sum hides them."
             )

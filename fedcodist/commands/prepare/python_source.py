@@ -15,7 +15,7 @@ from pathlib import Path
 from fedcodist.config.command_line import Parser
 from fedcodist.datasets import preparation
 from fedcodist.datasets.python_source import DOMAINS, read_python_source
-from fedcodist.datasets.text_preparation import add_arguments, source_of
+from fedcodist.datasets.text_preparation import add_arguments, check_values, source_of
 
 NAME = "Python's standard library"
 
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    check_values(arguments)
     source = read_python_source(arguments.source, show)
     recorded = {
         "python": platform.python_version(),

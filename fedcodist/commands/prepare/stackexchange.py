@@ -14,7 +14,7 @@ from pathlib import Path
 from fedcodist.config.command_line import Parser
 from fedcodist.datasets import preparation
 from fedcodist.datasets.stackexchange import DOMAINS, read_posts
-from fedcodist.datasets.text_preparation import add_arguments, source_of
+from fedcodist.datasets.text_preparation import add_arguments, check_values, source_of
 
 NAME = "Stack Exchange"
 
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    check_values(arguments)
     posts = read_posts(arguments.source, show)
     recorded = {"posts": posts.read, "skipped": posts.skipped, "sha256": posts.sha256}
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in posts.skipped.items())

@@ -23,6 +23,7 @@ from fedcodist.datasets.stackexchange import DOMAINS
 from fedcodist.datasets.stackoverflow import (
     Reader,
     Settings,
+    check_settings,
     prepare_stackoverflow,
     sqlite_reader,
 )
@@ -78,6 +79,7 @@ def open_source(
     arguments: argparse.Namespace, work: Path, show: preparation.Show
 ) -> preparation.Source:
     settings = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
+    check_settings(settings)
     if arguments.processes < 1:
         raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
     if arguments.source == "tff" and not Path("tff").exists():

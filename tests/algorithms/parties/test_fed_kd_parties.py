@@ -13,8 +13,11 @@ import fedcodist as fc
 from fedcodist.algorithms.parties.fed_kd_parties import FedKDPartiesHyper, fed_kd_parties
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.svd import svd
+from fedcodist.core.communication import tree_bytes
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import variable_shapes
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.headed import headed
 
 FEATURES, CLASSES, ROUNDS = 4, 3, 3
@@ -142,6 +145,37 @@ def test_full_rank_is_no_compression_and_lower_ranks_are_counted():
             assert low.summary["models"][party][way] < about[way], party
             # A matrix of full rank is sent as it is.
             assert full.summary["models"][party][way] >= about[way], party
+
+
+def test_batch_statistics_are_sent_beside_the_compressed_parameters():
+    backbone = nn.Sequential([nn.Dense(2), nn.tanh])
+    students = {
+        "plain": headed(backbone, jnp.zeros((1, FEATURES)), CLASSES),
+        "with statistics": headed(BatchNormMLP((2,), None), jnp.zeros((1, FEATURES)), CLASSES),
+    }
+    for name, student in students.items():
+        shapes = variable_shapes(student)
+        assert bool(jax.tree.leaves(shapes.mutable)) == (name == "with statistics")
+        algorithm = fed_kd_parties(
+            groups("wide", "wide", "wide"),
+            student,
+            COLUMNS,
+            TRAINING,
+            num_rounds=1,
+            uplink=quantisation(8),
+            downlink=quantisation(8),
+            hyper=HYPER,
+        )
+        about = run(algorithm, rounds=1).summary["models"]["wide_0"]
+        message, _ = quantisation(8).compress(
+            jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.params),
+            (),
+            jax.random.key(0),
+            1.0,
+        )
+        expected = int(quantisation(8).payload(message)) + tree_bytes(shapes.mutable)
+        assert about["bytes_up_per_participation"] == expected
+        assert about["bytes_down_per_participation"] == expected
 
 
 def test_compressors_are_told_how_many_of_the_rounds_are_done():

@@ -16,6 +16,8 @@ from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.guiding_vectors import guiding_gradients, study_and_quiz
 from fedcodist.algorithms.parties.public_correlation import PublicBatches, correlation_loss
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
+from fedcodist.compression.compressed_reduce import compressed_reduce
+from fedcodist.compression.quantisation import quantisation
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
@@ -405,6 +407,23 @@ def test_fccl_exchanges_the_logits_of_all_public_batches():
     about, examples = ALGORITHMS["fccl"].communication["deep_0"], 2 * 2 * 3
     assert about.up == 4 * examples * CLASSES
     assert about.down == about.up + 4 * examples  # which images they are of
+
+
+def test_fccl_may_send_compressed_logits_whose_bytes_are_summed_over_batches():
+    reduce = compressed_reduce(quantisation(16))
+    ALGORITHMS["fccl, compressed"] = fccl(
+        GROUPS, CLASSES, PUBLIC_BATCHES, TRAINING, ALGORITHMS["fccl"].hyper, reduce=reduce
+    )
+    _, plain, before = run("fccl")
+    _, found, metrics = run("fccl, compressed")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2), found, plain)
+    batches, examples = 2 * 2, 3
+    for party, about in ALGORITHMS["fccl"].communication.items():
+        assert f"{party}/client_bytes_up" not in before
+        # Half of the floats, and the grid of each batch.
+        sent = metrics[f"{party}/client_bytes_up"]
+        assert np.all(sent > about.up / 2) and np.all(sent <= about.up / 2 + 16 * batches)
+        assert about.up == 4 * batches * examples * CLASSES
 
 
 # ------------------------------------------------------------------------------------- all three
