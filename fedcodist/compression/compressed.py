@@ -201,6 +201,11 @@ def _check(method: FederatedMethod, num_rounds: int, observe_gradient: Observer 
         raise ValueError(
             "method must not be private: private(compressed(method, ...), ...) bounds what is restored."
         )
+    if method.reduce.mask is not None:
+        raise ValueError(
+            "method must not be one of a secure sum: secure_sum(compressed(method, ...), ...) adds up "
+            "what is restored."
+        )
     if observe_gradient is not None and method.gradient is None:
         raise ValueError(
             "observe_gradient must be None for a method that does not tell its gradient."

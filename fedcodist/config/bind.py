@@ -75,9 +75,22 @@ def bind(
 
 
 def offered(
-    function: Callable[..., Any], offers: Mapping[str, Callable[..., Any]], *about: Any
+    function: Callable[..., Any],
+    offers: Mapping[str, Callable[..., Any]],
+    *about: Any,
+    of_the_library: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Those arguments of the function that a builder can make: name -> `offers[name](*about)`."""
+    """Those arguments of the function that a builder can make: name -> `offers[name](*about)`.
+
+    Args:
+      function: with arguments by name.
+      offers: name -> a function that makes the argument.
+      about: arguments of `offers`.
+      of_the_library: offers for single methods of the library. In a function of a user's such a name is
+        an ordinary setting.
+    """
+    if not function.__module__.startswith("fedcodist."):
+        offers = {name: make for name, make in offers.items() if name not in of_the_library}
     names = accepted(function, offers)
     return {name: make(*about) for name, make in offers.items() if name in names}
 

@@ -44,7 +44,8 @@ def client_method(clients: Clients) -> FederatedMethod:
     elif entry.name in ("ditto", "p_fed_me"):
         # `training.proximal_weight` is FedProx's, which is far smaller than theirs.
         settings = {name: value for name, value in training.items() if name != "proximal_weight"}
-    return bind(function, settings, prefix, **offered(function, OFFERS, clients))
+    given = offered(function, OFFERS, clients, of_the_library=_OF_SINGLE_METHODS)
+    return bind(function, settings, prefix, **given)
 
 
 def check_not_text(setting: str, entry: Entry, data: Data) -> None:
@@ -128,7 +129,7 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "schedule": lambda clients: server_schedule(clients.config),
     "client_learning_rate": lambda clients: clients.pool.client_learning_rate,
     "server_learning_rate": lambda clients: clients.pool.server_learning_rate,
-    # FetchSGD's, whose clients have no learning rate.
+    # FetchSGD's, whose clients have no learning rate. (From here on see _OF_SINGLE_METHODS.)
     "learning_rate": lambda clients: clients.pool.server_learning_rate,
     # SCAFFOLD's, FedGKD's and FedDropout's.
     "option": lambda clients: clients.config.training.scaffold_option,
@@ -147,3 +148,7 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     ),
     "student_learning_rate": lambda clients: clients.pool.client_learning_rate,
 }
+_OF_SINGLE_METHODS = (
+    *("learning_rate", "option", "distillation_weight", "submodel", "layers"),
+    *("teacher", "student", "student_learning_rate"),
+)

@@ -66,7 +66,7 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """The method of pools that a config's `algorithm` names."""
     entry = algorithm_entry(config)
     function = independent_pools if entry.name == BASELINE else function_of(entry)
-    given = offered(function, OFFERS, config, data)
+    given = offered(function, OFFERS, config, data, of_the_library=_OF_SINGLE_METHODS)
     build = functools.partial(bind, function, config.algorithm, "algorithm.")
     if measured := tuple(config.algorithm.get("measured", ())):
         pool = given.pop("pool")
@@ -308,3 +308,4 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "client_learning_rate": lambda config, data: _first(config)[1].client_learning_rate,
     "server_learning_rate": lambda config, data: _first(config)[1].server_learning_rate,
 }
+_OF_SINGLE_METHODS = ("teaching", "alpha", "alpha_schedule", "server", "validation", "averaging")

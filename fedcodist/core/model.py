@@ -18,6 +18,7 @@ from fedcodist.core.training_flag import (
     check_attributes,
     check_layers_train,
     given_arguments,
+    part_arguments,
     read_call,
     says_evaluation,
 )
@@ -394,6 +395,25 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _Li
     raise ValueError(
         f"module {type(module).__name__} must have `{TRAIN}` among its static arguments: {first_line}"
     ) from reason
+
+
+def check_part_trains(
+    argument: str, name: str, part: Any, model: Model, example: jax.Array
+) -> None:
+    """Raises ValueError if layers of a network's part stay in evaluation mode during training.
+
+    Args:
+      argument: the part's name in errors.
+      name: the part's name in the network.
+      part: a Flax linen module. If it has a parameter `train`, it is not checked.
+      model: of the whole network, made by `from_flax_linen`.
+      example: inputs with a leading batch axis.
+    """
+    if TRAIN in part_arguments(part, **{TRAIN: True}):
+        return
+    off = _linen_layers_off(model.init, model.apply, {"image": example})
+    inside = [layer for layer in off if layer.split("/")[0] in (name, "batch_stats")]
+    check_layers_train(argument, part, inside)
 
 
 def _linen_layers_off(

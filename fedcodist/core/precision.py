@@ -20,8 +20,8 @@ def in_bfloat16(model: Model) -> Model:
     Parameters and floating inputs are cast when the network is applied. The parameters themselves stay
     float32, and so do gradients, updates and what clients send. Mutable state (batch statistics),
     outputs, losses and metrics are float32 too. A language model's output layer, which its loss applies,
-    computes in float32. Layers that compute their statistics in float32 or wider, such as
-    `fedcodist.models.normalization.BatchNorm` and Flax's, still do.
+    multiplies bfloat16 values in float32. Layers that compute their statistics in float32 or wider, such
+    as `fedcodist.models.normalization.BatchNorm` and Flax's, still do.
 
     Args:
       model: a model whose network computes in the type of its parameters and inputs. Layers that

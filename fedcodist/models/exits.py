@@ -7,7 +7,7 @@ import jax
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits, pooled
-from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, check_part_trains, cross_entropy, from_flax_linen
 from fedcodist.core.training_flag import check_part, part_arguments
 
 
@@ -36,12 +36,15 @@ def with_exits(module: "Exits", example: jax.Array) -> Model:
     """
     for index, block in enumerate(module.blocks):
         check_part(f"module.blocks[{index}]", block)
-    return from_flax_linen(
+    model = from_flax_linen(
         module,
         example,
         loss=of_logits(cross_entropy),
         metrics={"accuracy": of_logits(metrics_lib.accuracy())},
     )
+    for index, block in enumerate(module.blocks[: module.depth]):
+        check_part_trains(f"module.blocks[{index}]", f"blocks_{index}", block, model, example)
+    return model
 
 
 class Exits(nn.Module):

@@ -11,7 +11,7 @@ import jax
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
-from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, check_part_trains, cross_entropy, from_flax_linen
 from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
@@ -29,7 +29,8 @@ def headed(
 
     Args:
       backbone: module that returns embeddings [batch, ...], such as `ResNet(blocks=3, classes=None)`;
-        `train` and `mask` are passed where its `__call__` has them.
+        `train` and `mask` are passed where its `__call__` has them. Its batch statistics are of each
+        device's part of a batch that several devices share.
       example: inputs with a leading batch axis.
       classes: outputs of the head.
       width: of the embedding; that of the backbone where not given.
@@ -45,12 +46,14 @@ def headed(
     {'bias': (3,), 'kernel': (2, 3)}
     """
     check_part("backbone", backbone)
-    return from_flax_linen(
+    model = from_flax_linen(
         Headed(backbone, classes, width),
         example,
         loss=of_logits(cross_entropy),
         metrics={"accuracy": of_logits(metrics_lib.accuracy())},
     )
+    check_part_trains("backbone", BACKBONE, backbone, model, example)
+    return model
 
 
 class Headed(nn.Module):

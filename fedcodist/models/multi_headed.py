@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.model import (
+    Batch,
+    Model,
+    Variables,
+    check_part_trains,
+    cross_entropy,
+    from_flax_linen,
+)
 from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
@@ -53,12 +60,14 @@ def multi_headed(
     """
     check_part("backbone", backbone)
     network = MultiHeaded(backbone, classes, heads, projection)
-    return from_flax_linen(
+    model = from_flax_linen(
         network,
         example,
         loss=main_head_loss,
         metrics=head_accuracies(heads),
     )
+    check_part_trains("backbone", "backbone", backbone, model, example)
+    return model
 
 
 def main_head_only(model: Model) -> Model:

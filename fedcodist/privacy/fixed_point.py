@@ -20,12 +20,22 @@ class FixedPoint:
     dtype: Any
 
 
-def encoded(leaf: jax.Array, step: float, most: int, bits: int) -> FixedPoint:
-    """A leaf's numbers as multiples of the step, clipped to +-`most`; 0 in place of NaN."""
+def encoded(
+    leaf: jax.Array, step: float, most: int, bits: int, towards_zero: bool = False
+) -> FixedPoint:
+    """A leaf's numbers as multiples of the step, clipped to +-`most`; 0 in place of NaN.
+
+    Numbers are rounded to the nearest multiple or, so that no norm becomes larger, towards zero. (Then
+    a number within a thousandth of a step from a multiple is this multiple.)
+    """
     limit = np.float32(most)
     if int(limit) > most:  # float32 has rounded up
         limit = np.nextafter(limit, np.float32(0))
-    multiples = jnp.clip(jnp.round(leaf.astype(jnp.float32) * (1 / step)), -limit, limit)
+    exact = leaf.astype(jnp.float32) * (1 / step)
+    multiples = jnp.round(exact)
+    if towards_zero:
+        multiples = jnp.where(jnp.abs(exact - multiples) < 1e-3, multiples, jnp.trunc(exact))
+    multiples = jnp.clip(multiples, -limit, limit)
     finite = jnp.where(jnp.isfinite(leaf), multiples, 0)
     values = modulo(finite.astype(jnp.int32).astype(jnp.uint32), bits)
     return FixedPoint(values, np.dtype(leaf.dtype).name)

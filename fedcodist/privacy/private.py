@@ -158,6 +158,15 @@ def private(
         check_sends(method, result, statistics_clip, extra_clip)
         if banded is not None:
             check_same_shapes(method, message, result)
+        # A client whose update is not finite sends zeros. It keeps its state, such as the memory of an
+        # error feedback, which would be NaN for ever.
+        is_finite = jnp.stack(
+            [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((result.update, result.extra))]
+        ).all()
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(is_finite, new, old), result.client_state, client_state
+        )
+        result = result._replace(client_state=kept)
         return _bounded(result, message, clips, per_layer, adaptive is not None, metrics)
 
     def server_update(
@@ -315,8 +324,13 @@ def noised_mean(
         if adaptive is not None:
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))
             share_within = draw / jnp.maximum(count, 1) + 0.5
+            if expected_clients is None:
+                # Of a secure sum that was discarded nothing is known, and the bound stays.
+                share_within = jnp.where(weight > 0, share_within, adaptive.quantile)
         if "extra" in bounds:
-            extra = with_noise("extra", bounds["extra"])
+            noisy = with_noise("extra", bounds["extra"])
+            keep = lambda noisy, exact: jnp.where(weight > 0, noisy, exact)
+            extra = jax.tree.map(keep, noisy, extra) if expected_clients is None else noisy
 
         # For the method's own reduction, the noised means are the result of one client with all weight.
         safe = jnp.where(count > 0, count, 1)

@@ -57,13 +57,15 @@ def secure_sum(
     is the mean over clients who dropped out, with keys and shares alone, and the others, with the shares
     that restore keys. `client_bytes_down` is as if nobody dropped out.
 
+    Around a private method numbers are rounded towards zero, so that no norm grows beyond its clip.
+
     A client who dropped out keeps its new client state, and its training metrics count. So SCAFFOLD's
     server misses the change of its variate, and an error feedback takes its message as arrived. In
     `secure_sum(private(...), dropout=...)` the sum of those who are left gets the noise, and its divisor
     is the weight of those who are left. A discarded sum counts as 0 and gets noise too, which moves the
-    model if `weight_clip` is set. Epsilon is counted as if nobody dropped out. For Poisson cohorts this
-    would be too little: how many clients take part decides whether a sum is discarded. So `dropout` is
-    refused for them.
+    model if `weight_clip` is set. (An adaptive clip and SCAFFOLD's variates stay.) Epsilon is counted as
+    if nobody dropped out. For Poisson cohorts this would be too little: how many clients take part
+    decides whether a sum is discarded. So `dropout` is refused for them.
 
     Args:
       method: any method of one model, compressed or not.
@@ -88,7 +90,14 @@ def secure_sum(
             f"many clients take part decides whether a sum is discarded, got {dropout}."
         )
     reduce = fixed_point_reduce(
-        method.reduce, num_clients, value_range, max_weight, bits, masks, dropout
+        method.reduce,
+        num_clients,
+        value_range,
+        max_weight,
+        bits,
+        masks,
+        dropout,
+        is_private=method.privacy is not None,
     )
     agreement = agreement_bytes(num_clients)
 

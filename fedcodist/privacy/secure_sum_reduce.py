@@ -92,8 +92,11 @@ def fixed_point_reduce(
     bits: int,
     masks: bool,
     dropout: float = 0.0,
+    is_private: bool = False,
 ) -> Reduce:
     """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves.
+
+    If norms are clipped, by `inner` or (`is_private`) before, numbers are rounded towards zero.
 
     With `dropout`, as in `secure_sum`, the aggregate has the metrics of `dropout_metrics`. Of a sum that
     is discarded `inner` gets zeros.
@@ -103,6 +106,8 @@ def fixed_point_reduce(
     largest = _largest(value_range, max_weight)
     most = _most(num_clients, bits)
     step = largest / most
+    # After rounding up, a clipped update could be longer than the noise is for.
+    keeps_norms = is_private or inner.bound is not None
 
     def prepare(result: ClientResult, key: jax.Array) -> Prepared:
         if not jax.tree.leaves(result.update):  # a pass in which clients send nothing
@@ -120,7 +125,7 @@ def fixed_point_reduce(
         flags = tuple(
             FixedPoint(flag.astype(jnp.uint32), "bool") for flag in (is_clipped, is_broken)
         )
-        encode = lambda leaf: encoded(leaf, step, most, bits)
+        encode = lambda leaf: encoded(leaf, step, most, bits, towards_zero=keeps_norms)
         attendance = Measured(Attendance(jnp.int32(1), jnp.int32(0))) if dropout else ()
         return Prepared(_of_sent_leaves(encode, prepared), flags, attendance)
 

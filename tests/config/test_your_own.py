@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 import fedcodist
 from fedcodist.config import defaults
+from fedcodist.config.bind import bind, offered
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.graph_methods import decentralised_groups
@@ -207,6 +208,20 @@ def test_data_that_are_none_are_one_line(own, settings, message):
     config = config_of(own)
     config.data.update(settings)
     refused(config, message)
+
+
+def test_what_single_methods_of_the_library_get_is_a_setting_of_ones_own_method():
+    given = {"alpha": lambda: "a pool's", "temperature": lambda: 3.0}
+
+    def mine(alpha, temperature):
+        return alpha, temperature
+
+    made = offered(mine, given, of_the_library=("alpha",))
+    assert made == {"temperature": 3.0}
+    assert bind(mine, {"alpha": 0.5}, "algorithm.", **made) == (0.5, 3.0)
+    assert offered(fedcodist.fed_avg, {"model": lambda: 1}, of_the_library=("model",)) == {
+        "model": 1
+    }
 
 
 def test_data_of_ones_own_are_dealt_and_split_as_others_are(own):

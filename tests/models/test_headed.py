@@ -8,6 +8,7 @@ import pytest
 from never_in_training import REFUSAL, NeverInTraining
 
 from fedcodist.core.model import from_flax_linen
+from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.headed import (
     HEAD,
@@ -73,3 +74,13 @@ def test_bad_sizes_are_named():
 def test_a_part_whose_dropout_would_never_be_on_is_refused():
     with pytest.raises(ValueError, match=rf"^backbone {REFUSAL}"):
         headed(NeverInTraining(), IMAGES[:1], 3)
+    # A Sequential does not pass `train` on to its layers.
+    flat = lambda x: x.reshape(len(x), -1)
+    for layer in (
+        BatchNormMLP((4,), None),
+        nn.BatchNorm(use_running_average=True),
+        nn.Dropout(0.5, deterministic=True),
+    ):
+        with pytest.raises(ValueError, match=rf"^backbone {REFUSAL}, and tell its layers"):
+            headed(nn.Sequential([flat, layer]), IMAGES[:1], 3)
+    headed(nn.Sequential([flat, nn.Dense(4), nn.relu]), IMAGES[:1], 3)

@@ -22,7 +22,7 @@ from private_runs import (
     run,
 )
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.cohorts import PoissonCohort, draw_slots, number_drawn
@@ -35,11 +35,14 @@ from fedcodist.algorithms.pools.merged_codistillation import merged_codistillati
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
+from fedcodist.compression.error_feedback import with_error_feedback
 from fedcodist.compression.quantisation import quantisation
+from fedcodist.compression.top_k import top_k
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import for_each_client
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import ClientData, Round
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -146,6 +149,26 @@ def test_what_noise_would_spoil_is_refused(update, mutable, message):
 def test_what_is_not_finite_is_sent_as_zeros_and_so_is_within_any_clip():
     for value, expected in ((0.5, True), (2.0, False), (np.nan, True), (np.inf, True)):
         assert is_within({"w": jnp.array([value])}, 1.0) == expected
+
+
+def test_a_client_whose_update_is_not_finite_once_keeps_its_memory():
+    """Its error feedback would be NaN for ever, and it would send zeros in every later round."""
+    bad = lambda fails: LocalTraining(batch_size=20, optimizer=lambda rate: optax.sgd(rate * fails))
+    states = []
+    for fails in (np.inf, 1.0):
+        method = compressed(
+            fed_avg(MODEL, bad(fails), optax.sgd), 5, uplink=with_error_feedback(top_k(0.1))
+        )
+        hiding = private(method, CLIP, 0.0)
+        message = hiding.broadcast(hiding.init(jax.random.key(0)))
+        state = hiding.init_client_state()
+        columns = {name: jnp.asarray(c[:4]) for name, c in federated().columns.items()}
+        data = ClientData(columns, jnp.int32(0), jnp.int32(4), jnp.int32(4), 4, False)
+        result = hiding.client_update(message, state, data, jax.random.key(1), hiding.hyper)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.update))
+        states.append(result.client_state)
+    jax.tree.map(np.testing.assert_array_equal, states[0], state)
+    assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(states[1].memory))
 
 
 def test_noise_on_nothing_is_nothing():

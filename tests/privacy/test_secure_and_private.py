@@ -26,9 +26,11 @@ from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.privacy.accounting import PrivacyBudget
 from fedcodist.privacy.audit import epsilon_lower_bound, guesses_of
 from fedcodist.privacy.banded_noise import BandedNoise
+from fedcodist.privacy.fixed_point import FixedPoint, decoded
 from fedcodist.privacy.private import private
 from fedcodist.privacy.private_parties import counted, private_scores
 from fedcodist.privacy.secure_sum import secure_sum
+from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
@@ -66,6 +68,26 @@ def test_a_secure_sum_of_noise_that_is_correlated_over_rounds():
     secure = secure_sum(method, 3, value_range=0.5, max_weight=1.0)
     found, expected = (weights_after(one, PoissonCohort(cycle=2)) for one in (secure, method))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("of_parties", [False, True])
+def test_rounding_to_few_bits_makes_no_update_longer_than_the_clip(of_parties):
+    """The noise is for the clip; rounded to the nearest, this update would be twice as long."""
+    clip, size = 0.5, 143
+    if of_parties:
+        reduce = secure_sum_reduce(10, clip, 1.0, bits=8, reduce=private_scores(clip, 0.0))
+    else:
+        method = private(averaging, clip, 0.0)
+        reduce = secure_sum(method, num_clients=10, value_range=clip, max_weight=1, bits=8).reduce
+    update = jnp.full((1, size), 0.0418)
+    assert jnp.linalg.norm(update) <= clip
+    result = ClientResult({"w": update}, {}, jnp.float32(1), None, {}, None)
+    prepared = reduce.prepare(result, jax.random.key(0))
+    number, *rest = jax.tree.leaves(prepared.numbers, is_leaf=lambda x: isinstance(x, FixedPoint))
+    sent = decoded(number, 1 / 12, 8, jnp.array(False))
+    assert jnp.linalg.norm(sent) <= clip
+    weight = decoded(rest[-1], 1 / 12, 8, jnp.array(False))
+    np.testing.assert_allclose(weight, 1.0, rtol=1e-6)  # a multiple of the step stays what it is
 
 
 def test_private_goes_inside():

@@ -21,6 +21,7 @@ from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
+from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.private import private
 from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
@@ -375,6 +376,20 @@ def test_a_private_sum_that_is_discarded_leaves_the_model_as_it_is():
     np.testing.assert_array_equal(weights(found), MODEL.init(None).params["w"])
     left = run(secure_sum(method, **around, dropout=1e-9), 1)
     np.testing.assert_array_equal(weights(left), weights(run(secure_sum(method, **around), 1)))
+
+
+def test_neither_an_adaptive_clip_nor_variates_move_by_a_sum_that_is_discarded():
+    around = dict(num_clients=COHORT, value_range=0.5, max_weight=1.0, dropout=NEARLY_ALL)
+    adaptive = private(averaging, 0.5, 0.8, adaptive=AdaptiveClip())
+    found = run(secure_sum(adaptive, **around), 2)
+    assert of_clients(found, "sum_discarded") == [1.0, 1.0]
+    np.testing.assert_array_equal(found.state["pool"].clip, [0.5])
+    variates = scaffold(MODEL, len(SIZES), TRAINING, hyper=FedAvgHyper(0.1, 1.0))
+    start = jax.eval_shape(variates.init, jax.random.key(0))
+    found = run(secure_sum(private(variates, 0.5, 0.8, extra_clip=0.5), **around), 2)
+    assert jax.tree.structure(found.state["pool"].inner) == jax.tree.structure(start)
+    for leaf in jax.tree.leaves(found.state["pool"].inner.variate):
+        np.testing.assert_array_equal(leaf, 0)
 
 
 def test_epsilon_of_poisson_cohorts_would_be_too_small():

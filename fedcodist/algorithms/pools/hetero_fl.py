@@ -54,7 +54,8 @@ class HeteroFLAdjustments(NamedTuple):
         in training, before a normalisation that undoes it; here it is a part of the network.)
       wrapped: the levels' method -> the method that clients follow, such as
         `lambda method: private(method, clip=1.0, noise_multiplier=0.8)`, which needs masked=False. The
-        clip must be constant, and the noise independent in every round.
+        clip must be constant, and the noise independent in every round. `compressed(method, ...)` may
+        only have an uplink: the bytes of a downlink would be counted for the whole network.
     """
 
     masked: bool = True
