@@ -26,7 +26,7 @@ class EarlyStopping(NamedTuple):
     Attributes:
       accuracy: (name -> student's Variables) -> (name -> accuracy on validation data, a scalar).
       every: steps from one validation to the next; divides the distillation's steps.
-      patience: a student is done after this many steps without a new best; a multiple of `every`.
+      patience: a student is done at the first validation after this many steps without a new best.
       or_start: whether a student's variables before distillation are a candidate for the best too.
     """
 

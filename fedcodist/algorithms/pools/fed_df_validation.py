@@ -52,11 +52,6 @@ def check_fed_df_validation(validation: FedDFValidation, distillation: Distillat
     check_validation_data("validation.data", validation.data)
     check_integer("validation.every", validation.every, low=1)
     check_integer("validation.patience", validation.patience, low=1)
-    if validation.patience % validation.every:
-        raise ValueError(
-            f"validation.patience must be a multiple of validation.every={validation.every}, got "
-            f"{validation.patience}."
-        )
     if distillation.steps % validation.every:
         raise ValueError(
             f"validation.every must divide distillation.steps={distillation.steps}, "

@@ -259,7 +259,7 @@ def test_bytes_are_those_of_the_small_models():
         (dict(pools={SERVER: POOLS["a"]}), "pools must not have the name 'server'"),
         (
             dict(pools={"a": POOLS["a"]._replace(method=fetch_sgd(network(2)))}),
-            r"pools\['a'\]\.method must send how far",
+            r"pools\['a'\]\.method must send changes of whole models",
         ),
     ],
 )

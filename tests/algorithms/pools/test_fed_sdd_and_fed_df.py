@@ -805,7 +805,7 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
             lambda method=method: sdd(method, measured=("clients",), num_models=1),
         ):
             with pytest.raises(
-                ValueError, match=r"'pool'.* must send how far its clients"
+                ValueError, match=r"'pool'.* must send changes of whole models"
             ) as error:
                 build()
             assert "\n" not in str(error.value)
