@@ -255,7 +255,9 @@ def test_pools_of_partly_shared_networks_teach_each_other(codistillation):
 
 def test_a_server_that_needs_clients_models_refuses():
     pools = {"pool": Pool(METHODS["fed_per"][0], np.arange(4), 2)}
-    with pytest.raises(ValueError, match=r"^pools\['pool'\]\.method must send changes of whole models"):
+    with pytest.raises(
+        ValueError, match=r"^pools\['pool'\]\.method must send changes of whole models"
+    ):
         fed_df(pools, federated().columns, 5)
 
 
