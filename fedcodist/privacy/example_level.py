@@ -29,8 +29,9 @@ def example_private(
     """Private gradients for `LocalTraining(differentiate=...)`.
 
     A step's gradient is the sum of the examples' gradients, each scaled to a norm of at most `clip`,
-    plus Gaussian noise with standard deviation noise_multiplier x clip, divided by the batch size. The
-    client itself draws the noise, so it need not trust anyone. `example_epsilon` computes the cost.
+    plus Gaussian noise with standard deviation noise_multiplier x clip, divided by the batch size. (A
+    batch size far above the largest client's examples counts as their number.) The client itself draws
+    the noise, so it need not trust anyone. `example_epsilon` computes the cost.
 
     Args:
       clip: the bound of an example's gradient.
