@@ -117,7 +117,9 @@ def test_colab_opens_it_from_the_repository_that_is_installed(notebook):
     assert re.findall(r"colab\.research\.google\.com/github/([^)\s]+)", title) == [where]
     # The command in BUILD.md that puts another repository in its place finds it by this.
     assert notebook.path.read_text(encoding="utf-8").count(names["REPOSITORY"]) == 2
-    (command,) = re.findall(r"git grep .*sed -i .*", (ROOT / "BUILD.md").read_text(encoding="utf-8"))
+    (command,) = re.findall(
+        r"git grep .*sed -i .*", (ROOT / "BUILD.md").read_text(encoding="utf-8")
+    )
     found, replaced = command.split(" | ")
     assert found == f"git grep -l {names['REPOSITORY']}" and f"s#{names['REPOSITORY']}#" in replaced
     assert replaced.endswith("#g'")  # a file may name it twice, as this notebook does
