@@ -132,6 +132,14 @@ def test_clients_alone_and_all_on_shared_examples(shared):
     assert metrics["one/client_examples"].tolist() == [6] * rounds
 
 
+def test_after_the_last_round_the_learning_rate_does_not_rise_again():
+    """The cosine is 0 at the end of the run, and would come back."""
+    algorithm = local_only_steps(GROUPS, 1, TRAINING, None, LocalOnlyStepsHyper(RATE))
+    (_, once, _), (_, longer, _) = trained(algorithm, 1), trained(algorithm, 3)
+    for client, weights in once.items():
+        np.testing.assert_array_equal(longer[client], weights)
+
+
 def test_pooled_is_one_model_of_each_architecture_on_everybodys_examples():
     rounds, count = 3, sum(SIZES)
     algorithm = centralised(GROUPS, count, rounds, TRAINING, LocalOnlyStepsHyper(RATE))
