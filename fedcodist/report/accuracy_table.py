@@ -73,7 +73,9 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
         for split, points in curves.items()
     }
     ends = sorted({end for run in method.runs if (end := last_round(run)) is not None})
-    if method.finished and len(ends) > 1:  # seeds that callbacks have stopped in different rounds
+    # Callbacks may have stopped the seeds in different rounds.
+    ended_apart = method.finished and len(ends) > 1
+    if ended_apart:
         accuracy = {split: final(method, model, split, "accuracy") for split in curves}
     described = mapping_of(method.runs[0].summary, "models")
     for run in method.runs:
@@ -81,7 +83,7 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     sizes = mapping_of(described, model)
     total = method.runs[0].config.get("rounds")
     reached = "–" if last is None else str(last)
-    if method.finished and len(ends) > 1:
+    if ended_apart:
         reached = f"{ends[0]} to {ends[-1]}"
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
