@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.configs.cifar100_tuning import STUDIES
+from fedcodist.config.registry import CODISTILLATION
 from tests.datasets.test_cifar import as_archive, made_up_table, python2_pickle
 
 ROOT = Path(__file__).parents[2]
@@ -115,13 +115,11 @@ def check_a_run_becomes_a_table(folder, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("study", CODISTILLATION)
 def test_made_up_images_are_tuned_by_one_compiled_program(made_up, study):
     config = f"--config={CONFIGS / 'cifar100_tuning.py'}:{study}"
     common = ("--study", study, "--storage", "tuning.db", "--output", f"{study}.json")
-    # The large model's study has no small model.
-    short = [each for each in SHORT if study != "large_model" or "pools.small" not in each]
-    printed = run(made_up, "-m", "fedcodist.tuning.tune", config, *common, "--trials=3", *short)
+    printed = run(made_up, "-m", "fedcodist.tuning.tune", config, *common, "--trials=3", *SHORT)
     assert "compiled training programs: 1" in printed
     summary = json.loads((made_up / f"{study}.json").read_text())
     assert len(summary["trials"]) == 3
