@@ -134,6 +134,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
                 *(config.get("notes") or ()),
                 *_data_notes(config, environment),
                 *_precision_notes(environment["plan"]),
+                *_device_notes(environment),
             ],
         }
     except (KeyError, TypeError) as error:
@@ -208,6 +209,12 @@ def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
     """Notes on precision, which is in the plan of execution and not in the config."""
     precision = plan.get("precision", "float32")
     return [] if precision == "float32" else [f"Networks computed in {precision}."]
+
+
+def _device_notes(environment: Mapping[str, Any]) -> list[str]:
+    """Notes on a run that was continued on another kind of device than its first."""
+    devices = [environment["device"], *(e["device"] for e in environment.get("resumed", []))]
+    return [f"Devices: {', '.join(dict.fromkeys(devices))}."] if len(set(devices)) > 1 else []
 
 
 def _file_name(run: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from experiments.studies.archive import TABLE_1, Record
+from experiments.studies.config_files import config_of
 from experiments.studies.settings import method_of, read_by_fed_avg, settings, without
 from fedcodist.config.registry import BASELINE
 
@@ -60,7 +61,8 @@ def samples(
     """A finished run's final accuracies, a sample for each of its settings, each seed once.
 
     The sample that tables show comes first. Samples with FedAvg runs of the same settings come before
-    others, then those with most rounds, then most seeds, then the newest; accuracy is never a criterion.
+    others, then those with most rounds, then those with the present settings of the config file, then
+    those with most seeds, then the newest; accuracy is never a criterion.
     FedAvg's small model in Table 1 does not depend on the large model's pool, so its sample has all
     FedAvg runs.
     """
@@ -182,11 +184,16 @@ def _candidates(records: Iterable[Record], experiment: str, run: str, model: str
     ]
 
 
-def _preference(records: Sequence[Record], group: Sequence[Record]) -> tuple[bool, int, int, str]:
+def _preference(
+    records: Sequence[Record], group: Sequence[Record]
+) -> tuple[bool, int, bool, int, str]:
     first = group[0]
+    config = config_of(first.experiment, first.run)
+    is_present = config is not None and settings(first._replace(config=config)) == settings(first)
     has_baselines = all(baseline(records, first, model) for model in first.final)
     seeds = {seed for record in group for seed in record.seeds}
-    return has_baselines, first.rounds, len(seeds), max(record.date or "" for record in group)
+    newest = max(record.date or "" for record in group)
+    return has_baselines, first.rounds, is_present, len(seeds), newest
 
 
 def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> list[list[Record]]:

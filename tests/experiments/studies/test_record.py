@@ -274,6 +274,15 @@ def test_nothing_is_noted_of_images_that_are_not_used_or_not_known(tmp_path, set
     assert one["notes"] == ["a note"]
 
 
+def test_another_device_of_a_continued_run_is_noted(tmp_path):
+    for devices, notes in ((["cpu"], []), (["NVIDIA H200", "cpu"], ["Devices: cpu, NVIDIA H200."])):
+        run = write_run(tmp_path / str(len(devices)))
+        environment = json.loads((run / "environment.json").read_text())
+        environment["resumed"] = [{**environment, "device": device} for device in devices]
+        (run / "environment.json").write_text(json.dumps(environment))
+        assert record.make_record(run)["notes"] == ["a note", *notes]
+
+
 def test_the_precision_is_noted_where_it_is_not_float32(tmp_path):
     for precision, notes in (("float32", []), ("bfloat16", ["Networks computed in bfloat16."])):
         run = write_run(tmp_path / precision)

@@ -383,6 +383,18 @@ def test_the_newest_of_equal_settings_is_shown_not_the_best(tmp_path):
     assert sample(tmp_path).values == pytest.approx((30,))
 
 
+def test_the_settings_of_the_config_file_are_shown_before_newer_ones(tmp_path):
+    config = json.loads(cifar100_table1.get_config(MERGED).to_json_best_effort())
+    own = ("algorithm", "data", "nested_pools", "pools", "training")
+    of_file = {name: config[name] for name in own}
+    other = merged(of_file, {"algorithm": {"alpha": 0.123}})
+    record(tmp_path, MERGED, {"small": 30.0}, date="2026-01-01", file="a", **of_file)
+    record(tmp_path, MERGED, {"small": [50.0, 51.0]}, seeds=(0, 1), date="2026-01-02", **other)
+    assert sample(tmp_path).values == pytest.approx((30,))
+    record(tmp_path, MERGED, {"small": 60.0}, rounds=2000, file="c", **other)
+    assert sample(tmp_path).values == pytest.approx((60,))
+
+
 def test_a_run_with_baselines_is_shown_before_a_longer_one_without(tmp_path):
     slow = {"pools": {"large": {"client_learning_rate": 0.01}}}
     record(tmp_path, "fed_avg,4700", {"small": 20.0, "large": 10.0}, rounds=300)
