@@ -6,8 +6,8 @@ r"""The tuner's studies for Table 1, with 4,700 examples of the large model, in 
 
 PeriodicCodist and MergedCodist have a study each. It searches all settings that the method adds to
 FedAvg, in trials of 400 rounds with the schedules scaled. A trial's value is the accuracy on held-out
-clients, the mean of both models. The first trial has the settings so far. FedAvg's rates have studies in
-cifar100_regularisation.py, one for each model, since its two models do not depend on each other.
+clients, the mean of both models. The first trial has the config's settings. FedAvg's rates have studies
+in cifar100_regularisation.py, one for each model, since its two models do not depend on each other.
 
 The rule was fixed before the studies: Table 1 takes the best trial of each, for all of the method's
 cells. The space is the paper's (appendix F), narrowed to about a factor of ten around usual values,

@@ -25,7 +25,7 @@ from fedcodist.datasets.primary_labels import label_frequencies
 from fedcodist.report import ranking, tables_heads
 from fedcodist.report.flops import flops_of_parties
 from fedcodist.report.runs import load_run
-from fedcodist.run.experiment import run_experiment
+from fedcodist.run.experiment import check_experiment, run_experiment
 
 
 def digits(run="multi_headed_distillation", **changes):
@@ -409,3 +409,8 @@ def test_settings_are_chosen_on_held_out_images(tmp_path: Path):
     config.tested = "validation"
     with pytest.raises(ValueError, match=r"data\.tested: the folder .* has no split 'validation'"):
         load_data(config)
+
+
+def test_machines_with_much_memory(monkeypatch):
+    monkeypatch.setattr(graph_methods, "memory_for_checkpoints", lambda exchange, sharing: 2**40)
+    check_experiment(build_experiment(digits_mhd.get_config()))

@@ -39,11 +39,18 @@ class Finding(NamedTuple):
         return self.rounds < self.full_rounds
 
 
-def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
+def find(
+    comparison: Comparison, records: Sequence[Record], all_records: Sequence[Record] | None = None
+) -> Finding:
     """Compares runs with equal settings, including the number of rounds.
 
     For a gain over FedAvg it takes the run that tables show. Two other runs are compared with settings
     that both have; of several such settings it takes the first in the order of `samples`.
+
+    Args:
+      comparison: what is compared.
+      records: the runs that may be compared.
+      all_records: the runs that show the spread over seeds, if these are more.
     """
     paper = _paper(comparison)
     is_gain = len(comparison.differences) == 1
@@ -54,7 +61,9 @@ def find(comparison: Comparison, records: Sequence[Record]) -> Finding:
     (first_plus, first_minus), *second = chosen
     plus = [first_plus, *(taken for _, taken in second)]
     minus = [first_minus, *(added for added, _ in second)]
-    deviation = deviation_over_seeds(records, comparison.differences[0].plus.model)
+    deviation = deviation_over_seeds(
+        records if all_records is None else all_records, comparison.differences[0].plus.model
+    )
     ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES, deviation)
     finding = Finding(
         paper,

@@ -6,7 +6,12 @@ from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation.ablations import ABLATIONS, ablations
 from experiments.studies.codistillation.figure_4 import figure_4
 from experiments.studies.codistillation.paper_numbers import FIGURE_4
-from experiments.studies.codistillation.table_1 import curves_plot, gains_plot, table_1
+from experiments.studies.codistillation.table_1 import (
+    curves_plot,
+    earlier_settings,
+    gains_plot,
+    table_1,
+)
 from experiments.studies.codistillation.verdicts import short_differences, verdict_details, verdicts
 from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.sections.endings import (
@@ -36,17 +41,18 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     judged = verdicts(records)
     parts = [
         *first_screen("Codistillation", notes, judged),
-        *table_1(full, notes, "##"),
+        *table_1(full, notes, "##", records),
         *gains_plot(full, notes, plots),
         *curves_plot(full, notes, plots),
         found(notes, "Table 1"),
+        *earlier_settings(full, notes, records),
         *_all_but_table_1(full, notes, plots, "##"),
         *verdict_details(records, notes),
     ]
     short = [record for record in records if is_short(record) and record.finished]
     of_short = [
         notes["Short runs"],
-        *table_1(short, notes, "###"),
+        *table_1(short, notes, "###", records),
         found(notes, "Short runs"),
         *_all_but_table_1(short, notes, plots, "###"),
         *short_differences(records),

@@ -9,19 +9,58 @@ from experiments.studies.codistillation.cells import both_models
 from experiments.studies.codistillation.claims import UNLABELLED_NAMES, gain
 from experiments.studies.codistillation.findings import find
 from experiments.studies.codistillation.paper_numbers import MODELS, POOL_SIZES, run_name
+from experiments.studies.config_files import config_of
 from experiments.studies.figures import Point
 from experiments.studies.pages import Notes, Plots, found
 from experiments.studies.samples import baseline, curve, sample
 from experiments.studies.sections.markdown import codes, estimate, image, rounds_of, table
+from experiments.studies.settings import OWN, method_of, settings, without
 from fedcodist.config.registry import BASELINE, CODISTILLATION, METHOD_NAMES, METHODS
 from fedcodist.report.intervals import ONE_SEED
 
+EARLIER = "Settings of the earlier studies"
 
-def table_1(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
-    """Accuracies and gains of these records beside the paper's; nothing without runs of the table."""
+
+def table_1(
+    records: Sequence[Record], notes: Notes, level: str, all_records: Sequence[Record]
+) -> list[str]:
+    """Accuracies and gains of these records beside the paper's; nothing without runs of the table.
+
+    `all_records` show the spread over seeds, also if these are short runs.
+    """
     if not any(record.experiment == TABLE_1 for record in records):
         return []
-    parts = [f"{level} Table 1: CIFAR-100", notes["Table 1"]]
+    tables = _tables(records, f"{level}#", all_records)
+    return [f"{level} Table 1: CIFAR-100", notes["Table 1"], *tables]
+
+
+def earlier_settings(
+    records: Sequence[Record], notes: Notes, all_records: Sequence[Record]
+) -> list[str]:
+    """Table 1 of runs with other settings of distillation than the config file has; nothing without."""
+    earlier = [record for record in records if record.experiment == TABLE_1 and _is_earlier(record)]
+    if not earlier:
+        return []
+    fed_avg = [record for record in records if method_of(record) == BASELINE]
+    return [
+        f"## {EARLIER}",
+        notes[EARLIER],
+        *_tables([*fed_avg, *earlier], "###", all_records),
+        found(notes, EARLIER),
+    ]
+
+
+def _is_earlier(record: Record) -> bool:
+    """Whether the run differs from the config file in the method's own settings alone."""
+    config = config_of(record.experiment, record.run)
+    if config is None or method_of(record) == BASELINE:
+        return False
+    mine, present = settings(record), settings(record._replace(config=config))
+    return mine != present and without(mine, OWN) == without(present, OWN)
+
+
+def _tables(records: Sequence[Record], level: str, all_records: Sequence[Record]) -> list[str]:
+    parts = []
     for unlabelled, name in UNLABELLED_NAMES.items():
         fed_avg = {size: run_name(BASELINE, size, "") for size in POOL_SIZES}
         codistilled = {
@@ -30,10 +69,10 @@ def table_1(records: Sequence[Record], notes: Notes, level: str) -> list[str]:
             for size in POOL_SIZES
         }
         parts += [
-            f"{level}# Unlabelled images: {name}",
+            f"{level} Unlabelled images: {name}",
             _accuracy_table(records, unlabelled),
             unlike_fed_avg(records, TABLE_1, codistilled),
-            *_gains(records, unlabelled),
+            *_gains(records, unlabelled, all_records),
         ]
     return parts
 
@@ -107,14 +146,14 @@ def _accuracy_table(records: Sequence[Record], unlabelled: str) -> str:
     return table(headings, rows)
 
 
-def _gains(records: Sequence[Record], unlabelled: str) -> list[str]:
+def _gains(records: Sequence[Record], unlabelled: str, all_records: Sequence[Record]) -> list[str]:
     """A table of gains for the recorded runs; empty if there are none."""
     headings = ["Method", "Examples", "Model", "Our gain", "Interval", "Rounds", "Paper's gain"]
     rows = []
     for method in CODISTILLATION:
         for size in POOL_SIZES:
             for model in MODELS:
-                finding = find(gain(method, size, unlabelled, model), records)
+                finding = find(gain(method, size, unlabelled, model), records, all_records)
                 assert finding.paper is not None
                 if finding.word == "runs missing":
                     continue

@@ -8,6 +8,7 @@ architecture's checkpoints has exactly as many slots as the run needs. A checkpo
 clients is stored once.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class CheckpointExchange(NamedTuple):
             check_integer(f"{name}.checkpoints_per_client", self.checkpoints_per_client, low=1)
         check_integer(f"{name}.seed", self.seed, low=0)
         if self.memory is not None:
-            check_integer(f"{name}.memory", self.memory, low=1)
+            check_integer(f"{name}.memory", self.memory, low=1, high=sys.maxsize)
 
     @property
     def is_on_host(self) -> bool:

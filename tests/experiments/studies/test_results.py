@@ -730,6 +730,18 @@ def test_methods_are_compared_with_their_own_settings_on_equal_data(tmp_path):
     assert finding(tmp_path, text).ours.value == pytest.approx(1)
 
 
+def test_short_runs_have_the_spread_over_seeds_of_runs_of_full_length(tmp_path):
+    whole_table(tmp_path, change=lambda run, model, accuracy: accuracy + len(run) / 10)
+    for run, small in ((PERIODIC, 21.0), ("fed_avg,4700", 20.0)):
+        record(tmp_path, run, {"small": small, "large": 20.0}, rounds=300)
+    end = section(text_of(tmp_path), "## Runs too short to decide")
+    (gains,) = [cells for cells in row(end, "PeriodicCodist | 4,700 | small") if cells[-3] != ""]
+    binomial = math.sqrt((0.21 * 0.79 + 0.2 * 0.8) / 1e4)
+    # Every run of the whole table has three seeds that differ by 0.1 points.
+    half_width = 1.96 * math.sqrt(1e4 * binomial**2 + 2 * 0.1**2)
+    assert gains[3] == f"+1.00 ± {half_width:.2f}"
+
+
 def test_gains_at_two_sizes_are_compared_with_equal_settings(tmp_path):
     text = "MergedCodist, large: gain at 3,100 above gain at 4,700"
     slow = {"pools": {"small": {"client_learning_rate": 0.01}}}
