@@ -15,7 +15,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
 from fedcodist.config.networks import model_of, module_of, submodel_of
-from fedcodist.config.optimizers import optimizer_of
+from fedcodist.config.optimizers import optimizer_of, with_momentum
 from fedcodist.config.privacy import example_privacy_of
 from fedcodist.config.registry import Entry, client_entry, function_of
 from fedcodist.core.layer_outputs import with_layers
@@ -58,10 +58,21 @@ def check_not_text(setting: str, entry: Entry, data: Data) -> None:
 
 
 def local_training(config: ConfigDict, data: Data) -> LocalTraining:
-    """The clients' optimizer, batches, epochs and preprocessing."""
+    """The clients' optimizer, batches, epochs and preprocessing.
+
+    Raises:
+      ValueError, TypeError: names a setting that is not allowed, or that only methods on a graph have.
+    """
     training = config.training
+    instead = {"learning_rate": "pools.<name>.client_learning_rate", "steps": "training.epochs"}
+    for name in sorted(instead.keys() & training.keys()):
+        raise ValueError(
+            f"training.{name} is not a setting of methods with pools: use {instead[name]}."
+        )
+    setting, name = "training.client_optimizer", training.client_optimizer
+    momentum = training.get("momentum")
     return LocalTraining(
-        optimizer_of("training.client_optimizer", training.client_optimizer),
+        with_momentum(optimizer_of(setting, name), momentum, (setting, "training.momentum"), name),
         training.batch_size,
         training.epochs,
         data.preprocess,

@@ -26,31 +26,54 @@ def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> Optim
     return optimizer
 
 
+def with_momentum(
+    create: Callable[..., optax.GradientTransformation],
+    momentum: float | None,
+    settings: tuple[str, str],
+    name: str,
+) -> OptimizerFactory:
+    """The optimizer called `name` with a momentum, if one is set.
+
+    Args:
+      create: its factory.
+      momentum: in [0, 1), or None.
+      settings: the settings that have the optimizer's name and the momentum.
+      name: of the optimizer.
+
+    Raises:
+      ValueError, TypeError: names the setting of the momentum.
+    """
+    if momentum is None:
+        return create
+    of_optimizer, of_momentum = settings
+    check_number(of_momentum, momentum, low=0, high=1)
+    if "momentum" not in inspect.signature(create).parameters:
+        raise ValueError(
+            f"{of_momentum} must be None for {of_optimizer} {name!r}, which has no momentum, got "
+            f"{momentum}."
+        )
+    return functools.partial(create, momentum=momentum)
+
+
 def distillation_optimizer(settings: ConfigDict) -> OptimizerFactory:
     """The optimizer of distillation as a function of its learning rate.
 
     With `distillation_decay` "cosine" the rate falls to zero over the steps of a distillation.
     `distillation_clip` bounds the norm of the gradient.
     """
-    create: Callable[..., optax.GradientTransformation] = optimizer_of(
-        "algorithm.distillation_optimizer",
-        settings.distillation_optimizer,
-        settings.distillation_epsilon,
+    setting, name = "algorithm.distillation_optimizer", settings.distillation_optimizer
+    create: Callable[..., optax.GradientTransformation] = with_momentum(
+        optimizer_of(setting, name, settings.distillation_epsilon),
+        settings.get("distillation_momentum"),
+        (setting, "algorithm.distillation_momentum"),
+        name,
     )
-    if (momentum := settings.get("distillation_momentum")) is not None:
-        check_number("algorithm.distillation_momentum", momentum, low=0, high=1)
-        if "momentum" not in inspect.signature(create).parameters:
-            raise ValueError(
-                "algorithm.distillation_momentum must be None for algorithm.distillation_optimizer "
-                f"{settings.distillation_optimizer!r}, which has no momentum, got {momentum}."
-            )
-        create = functools.partial(create, momentum=momentum)
     decays: dict[str, Callable[[Any], Any]] = {
         "none": lambda rate: rate,
         "cosine": lambda rate: optax.cosine_decay_schedule(rate, max(settings.steps, 1)),
     }
-    name = settings.get("distillation_decay") or "none"
-    decay = choice("algorithm.distillation_decay", name, decays)
+    decay_name = settings.get("distillation_decay") or "none"
+    decay = choice("algorithm.distillation_decay", decay_name, decays)
     clip = settings.get("distillation_clip")
     if clip is None:
         return lambda rate: create(decay(rate))

@@ -49,6 +49,7 @@ from fedcodist.config.registry import (
     method_of,
 )
 from fedcodist.config.secure_sum import with_secure_sum
+from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
@@ -224,8 +225,9 @@ def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
     if not settings.flip:
         return data.preprocess
     flip = augmentation.image_preprocess(augmentation.random_axis_flip)
+    # With the same key, its coin could be that of a flip among the clients' transforms.
     return lambda batch, key, positions: flip(
-        data.preprocess(batch, key, positions), key, positions
+        data.preprocess(batch, key, positions), keys.derive(key, "axis_flip"), positions
     )
 
 

@@ -207,6 +207,16 @@ def distillation_loop(
         # A student's loss depends only on its own parameters, so the gradient of the sum contains every
         # student's gradient.
         gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
+        if devices > 1:
+            # A device may have padding only, on which a network may return NaN.
+            gradients, losses, mutable = jax.tree.map(
+                lambda new, old: jnp.where(jnp.any(mask > 0), new, old),
+                (gradients, losses, mutable),
+                (
+                    *jax.tree.map(jnp.zeros_like, (gradients, losses)),
+                    {name: variables[name].mutable for name in students},
+                ),
+            )
         gradients, losses, num_positions = sum_over_devices(
             (gradients, losses, num_positions), axis_name
         )

@@ -26,6 +26,7 @@ from fedcodist.configs import (
     digits_personal,
 )
 from fedcodist.core.model import parameter_count
+from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.distillation.loop import Distillation
@@ -656,6 +657,46 @@ def first_steps(gradients, **more):
         update, state = optimizer.update(gradient, state, gradient)
         updates.append(float(update))
     return updates
+
+
+def test_flips_of_the_server_are_drawn_apart_from_those_of_clients_images():
+    """One coin for both would turn images left or right only if it also turns them up or down."""
+    image = np.arange(4.0).reshape(1, 2, 2, 1)
+    of_clients = augmentation.image_preprocess(augmentation.random_horizontal_flip)
+    config = SimpleNamespace(algorithm=SimpleNamespace(flip=True, mixup_beta=0))
+    data = SimpleNamespace(text=None, preprocess=of_clients)
+    flip = pool_methods._distillation_preprocess(config, data)
+    images = {"image": jnp.repeat(jnp.asarray(image), 2000, 0)}
+    found = np.asarray(flip(images, jax.random.key(0), jnp.arange(2000))["image"])
+    whole = [image, image[:, :, ::-1], image[:, ::-1], image[:, ::-1, ::-1]]
+    shares = [np.mean(np.all(found == each, axis=(1, 2, 3))) for each in whole]
+    assert shares == pytest.approx([3 / 8, 3 / 8, 1 / 8, 1 / 8], abs=0.05)
+
+
+def test_momentum_of_clients():
+    config = digits_codist.get_config("fed_avg")
+    with config.unlocked():
+        config.training.momentum = 0.5
+    build_experiment(config)
+    data = SimpleNamespace(preprocess=None)
+    optimizer = client_methods.local_training(config, data).optimizer(0.5)
+    state, updates = optimizer.init(jnp.float32(0)), []
+    for gradient in (8.0, -1.0, 1.0):
+        update, state = optimizer.update(jnp.float32(gradient), state)
+        updates.append(float(update))
+    assert updates == [-4.0, -1.5, -1.25]
+    config.training.client_optimizer = "adam"
+    with pytest.raises(ValueError, match=r"training\.momentum must be None for .*'adam'"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize("name", ["steps", "learning_rate"])
+def test_settings_of_graphs_are_no_settings_of_pools(name):
+    config = digits_codist.get_config("fed_avg")
+    with config.unlocked():
+        config.training[name] = 3
+    with pytest.raises(ValueError, match=rf"training\.{name} is not a setting .* with pools: use"):
+        build_experiment(config)
 
 
 def test_decay_and_clipping_of_the_distillation():

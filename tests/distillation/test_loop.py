@@ -14,7 +14,7 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.pools.codistillation import codistillation_target
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.distillation.loop import (
     Distillation,
@@ -404,3 +404,47 @@ def test_mixup_names_its_inputs():
     message = r"distillation.inputs must be one of \['image'\] for mixup, got 'x'"
     with pytest.raises(ValueError, match=message):
         _distilled_outputs(lambda variables, batch: 0.0, mixup_beta=2.0, inputs="x")
+
+
+def test_a_device_without_real_examples_does_not_spread_what_its_network_returns():
+    """Batch statistics of padding alone are 0 / 0; here they make the whole output NaN."""
+
+    def centred(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+        images = batch["image"]
+        if not train:
+            return images @ variables.params, variables.mutable
+        mean = jnp.sum(images * mask[:, None], 0) / jnp.sum(mask)
+        return (images - mean) @ variables.params, {"mean": mean}
+
+    model = MODEL._replace(apply=centred)
+    start = Variables(jnp.ones((2, 3)) * jnp.arange(3.0), {"mean": jnp.zeros(2)})
+    images = jax.random.normal(KEY, (5, 2))
+    indices = jnp.arange(5)[None]
+
+    def trained(axis_name):
+        return distill(
+            {"student": model},
+            {"student": start},
+            {"teacher": lambda batch: batch["image"] @ jnp.eye(2, 3)},
+            lambda name, outputs: jax.nn.softmax(outputs["teacher"]),
+            Examples({"image": images}, indices),
+            KEY,
+            {"student": 0.1},
+            Distillation(1, 5, optax.sgd, mixup_beta=0),
+            axis_name,
+        )
+
+    devices = 4  # two examples for each but the third, and none for the fourth
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
+    on_each = jax.jit(
+        jax.shard_map(
+            lambda: trained("clients"),
+            mesh=mesh,
+            in_specs=(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+    )()
+    assert np.isfinite(on_each.students["student"].params).all()
+    assert np.isfinite(on_each.students["student"].mutable["mean"]).all()
+    assert np.isfinite(on_each.last_loss["student"])

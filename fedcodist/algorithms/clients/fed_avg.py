@@ -177,6 +177,11 @@ def client_result(
     )
 
 
+def uniform_weight(data: ClientData) -> jax.Array:
+    """A client's weight in a uniform mean: 1, and 0 without examples, since it did not train."""
+    return jnp.minimum(data.size, 1).astype(jnp.float32)
+
+
 def linear_decay(num_rounds: int) -> Schedule:
     """rate (1 - t / T) for rounds t = 0 .. T - 1, and 0 from then on."""
     check_integer("num_rounds", num_rounds, low=1)

@@ -111,4 +111,11 @@ def with_fixed_part(method: FederatedMethod, is_fixed: IsPrivate) -> FederatedMe
     def set_model(server: PyTree, new: Variables, reset_optimizer: bool) -> PyTree:
         return method.set_model(server, fixed(server, new), reset_optimizer)
 
-    return method._replace(server_update=server_update, set_model=set_model)
+    def apply(variables: Variables, *arguments: Any, **named: Any) -> Any:
+        part = jax.lax.stop_gradient(private_part(variables, is_fixed))
+        return method.model.apply(with_private(variables, part, is_fixed), *arguments, **named)
+
+    # A server that distils trains this model. Its students must learn with the head that they keep.
+    return method._replace(
+        model=method.model._replace(apply=apply), server_update=server_update, set_model=set_model
+    )

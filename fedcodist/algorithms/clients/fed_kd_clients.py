@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.clients.fed_avg import client_result
+from fedcodist.algorithms.clients.fed_avg import client_result, uniform_weight
 from fedcodist.algorithms.clients.fed_kd_exchange import MAPS, STUDENT, TEACHER, Exchange
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, Outputs, mutual_losses
 from fedcodist.core.aggregation import ClientResult
@@ -108,7 +108,7 @@ class FedKDClients(NamedTuple):
             client_state.has_started,
         )
         of_student = trained._replace(variables=part_of(trained.variables, STUDENT))
-        result = client_result(message, of_student, weight=1.0, client_state=client_state)
+        result = client_result(message, of_student, uniform_weight(data), client_state)
         return result._replace(update=self.exchange.update(result.update, trained.optimizer_state))
 
     def gradient(

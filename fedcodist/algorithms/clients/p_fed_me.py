@@ -17,6 +17,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
     learning_rates,
+    uniform_weight,
 )
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.algorithms.clients.personal_model_state import (
@@ -131,7 +132,7 @@ def p_fed_me(
         (w, mutable), theta = trained.variables, trained.variables.mutable[THETA]
         trained = trained._replace(variables=Variables(w, mutable[MODEL]))
         kept = with_personal_model(Variables(theta, mutable[MODEL]))
-        return client_result(message, trained, weight=1.0, client_state=kept)
+        return client_result(message, trained, weight=uniform_weight(data), client_state=kept)
 
     return averaging._replace(
         name="p_fed_me",

@@ -17,6 +17,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
     learning_rates,
+    uniform_weight,
 )
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.algorithms.clients.personal_model_state import (
@@ -142,7 +143,7 @@ def per_fed_avg(
         # The client predicts with the received model after one step on all its examples.
         slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
         kept = with_personal_model(received._replace(params=along(received.params, -alpha, slope)))
-        return client_result(message, trained, weight=1.0, client_state=kept)
+        return client_result(message, trained, weight=uniform_weight(data), client_state=kept)
 
     return averaging._replace(
         name="per_fed_avg",

@@ -17,6 +17,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     client_result,
     constant,
     fed_avg,
+    uniform_weight,
 )
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
@@ -124,10 +125,11 @@ def scaffold(
         if option == 1:
             new_client_state = full_gradient(model, training, received, data, key)
         else:
-            travelled = jnp.maximum(trained.num_steps, 1) * rate
+            travelled = trained.num_steps * rate
+            divisor = jnp.where(travelled > 0, travelled, 1)
             new_client_state = jax.tree.map(
                 lambda c_i, c, before, after: jnp.where(
-                    travelled > 0, c_i - c + (before - after) / travelled, c_i
+                    travelled > 0, c_i - c + (before - after) / divisor, c_i
                 ),
                 client_state,
                 message.variate,
@@ -137,7 +139,11 @@ def scaffold(
         # The client sends the changes of its model and of its variate.
         change = jax.tree.map(jnp.subtract, new_client_state, client_state)
         return client_result(
-            message, trained, weight=1.0, client_state=new_client_state, extra=change
+            message,
+            trained,
+            weight=uniform_weight(data),
+            client_state=new_client_state,
+            extra=change,
         )
 
     def server_update(
@@ -198,7 +204,9 @@ def full_gradient(
         )
         dropout = keys.derive(draw, "dropout") if train else None
         gradient = jax.grad(loss)(variables.params, batch, is_real.astype(jnp.float32), dropout)
-        return jax.tree.map(jnp.add, total, gradient)
+        # Under vmap, smaller clients have batches of padding only, on which a network may return NaN.
+        has_examples = index * size < data.size
+        return jax.tree.map(lambda t, g: jnp.where(has_examples, t + g, t), total, gradient)
 
     total = jax.lax.fori_loop(
         0, -(-data.bound // size), add, jax.tree.map(jnp.zeros_like, variables.params)

@@ -17,6 +17,7 @@ from fedcodist.algorithms.clients.fed_avg import (
     constant,
     fed_avg,
     learning_rates,
+    uniform_weight,
 )
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.levels import (
@@ -144,7 +145,9 @@ def _client_update(network: Model, training: LocalTraining) -> Callable[..., Any
         trained = train_client(
             network, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        return client_result(message, trained, weight=1.0, client_state=client_state)
+        return client_result(
+            message, trained, weight=uniform_weight(data), client_state=client_state
+        )
 
     return client_update
 

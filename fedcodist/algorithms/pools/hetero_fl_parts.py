@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.module import InterceptorContext
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, uniform_weight
 from fedcodist.algorithms.pools.levels import Part, part_at_places
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import ClientData
@@ -75,7 +75,7 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
         trained = train_client(
             network, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
         )
-        return client_result(message, trained, weight=1.0, client_state=client_state, extra=classes)
+        return client_result(message, trained, uniform_weight(data), client_state, extra=classes)
 
     return client_update
 

@@ -160,7 +160,11 @@ def train_pool(
         total = jnp.sum(_where(present, values * 1.0, jnp.zeros(values.shape)), 0)
         return total / jnp.sum(present)
 
-    metrics = {"pseudo_gradient_norm": norm, "finite": jnp.isfinite(norm)}
+    sent = [
+        leaf for leaf in jax.tree.leaves(aggregate.extra) if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    is_finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in (norm, *sent)])
+    metrics = {"pseudo_gradient_norm": norm, "finite": is_finite}
     metrics |= {f"client_{name}": mean(values) for name, values in result.metrics.items()}
     metrics |= aggregate.metrics
     return TrainedPool(aggregate, new_states, metrics, models, result.results)

@@ -16,7 +16,7 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
+from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
@@ -283,3 +283,48 @@ def test_bad_input_is_one_line():
         variates(clients=0)
     with pytest.raises(ValueError, match=r"hyper\.proximal_weight must be .*at least 0, got -1"):
         prox(-1)
+
+
+def on_one_device(method, sizes, execution=Execution(), rounds=2):
+    """The weights and the clients' states after rounds of all clients; sizes are at most 3."""
+    data, count = random_clients((3,), FEATURES, CLASSES), len(sizes)
+    columns = {name: jnp.asarray(column) for name, column in data.columns.items()}
+    pool = Pool(method, np.arange(count), count)
+    algorithm = independent_pools({"pool": pool}, columns, execution)
+    states = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
+        {"pool": method.init_client_state()},
+    )
+    cohort = Cohort(columns, jnp.arange(count), jnp.zeros(count, int), jnp.asarray(sizes), 3)
+    state = algorithm.init(jax.random.key(0))
+    for number in range(rounds):
+        inputs = Round(jnp.int32(number), jax.random.key(number), Inputs({"pool": cohort}, {}))
+        state, states, _ = algorithm.round(state, states, inputs, algorithm.hyper)
+    return method.variables(state["pool"]).params["w"], states["pool"]
+
+
+def test_batches_of_padding_alone_change_no_full_gradient():
+    """Under vmap the smaller client runs the larger one's batches; a masked mean is 0 / 0 there."""
+
+    def centred(variables, batch, *, train=False, mask=None, **_):
+        images = batch["image"]
+        if train:
+            images = images - jnp.sum(images * mask[:, None], 0) / jnp.sum(mask)
+        return images @ variables.params["w"], variables.mutable
+
+    method = scaffold(MODEL._replace(apply=centred), 2, LocalTraining(batch_size=2), option=1)
+    one_by_one, _ = on_one_device(method, [1, 3])
+    at_once, _ = on_one_device(method, [1, 3], Execution("vmap", 2))
+    assert np.isfinite(one_by_one).all()
+    np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_clients_without_examples_do_not_count(option):
+    method = lambda count: scaffold(MODEL, count, TRAINING, option=option)
+    alone, _ = on_one_device(method(1), [3], rounds=1)
+    with_others, _ = on_one_device(method(3), [3, 0, 0], rounds=1)
+    np.testing.assert_allclose(with_others, alone, rtol=1e-5)
+    # From the second round on the server's variate is not zero.
+    _, states = on_one_device(method(3), [3, 0, 0])
+    assert all(np.all(leaf[1:] == 0) and np.any(leaf[0]) for leaf in jax.tree.leaves(states))

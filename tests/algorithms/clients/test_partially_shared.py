@@ -44,11 +44,12 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, variable_shapes
 from fedcodist.core.parts import choice_of, part, rest
 from fedcodist.core.trees import named_leaves
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
@@ -251,6 +252,28 @@ def test_pools_of_partly_shared_networks_teach_each_other(codistillation):
         assert np.abs(taught["body"]["kernel"] - alone["body"]["kernel"]).max() > 1e-3
     heads = [models[name]["other"].params["head"]["kernel"] for name in models]
     np.testing.assert_array_equal(*heads)  # FedBABU's
+
+
+def test_a_student_learns_with_the_head_that_fed_babu_keeps():
+    """The model after a distillation is the student whose loss the distillation reports."""
+    method = METHODS["fed_babu"][0]
+    server = method.init(jax.random.key(0))
+    start, images = method.variables(server), jnp.asarray(federated().columns["image"][:5])
+    target = jax.nn.softmax(3 * jax.random.normal(jax.random.key(1), (5, MODEL.num_classes)))
+    distilled = distill(
+        {"student": method.model},
+        {"student": start},
+        {"teacher": lambda batch: target},
+        lambda name, outputs: outputs["teacher"],
+        Examples({"image": images}, jnp.tile(jnp.arange(5), (50, 1))),
+        jax.random.key(2),
+        {"student": 0.1},
+        Distillation(50, 5, mixup_beta=0),
+    )
+    student = distilled.students["student"]
+    kept = method.variables(method.set_model(server, student, False))
+    jax.tree.map(np.testing.assert_array_equal, student, kept)
+    assert distilled.last_loss["student"] < 0.7 * distilled.first_loss["student"]
 
 
 def test_a_server_that_needs_clients_models_refuses():
