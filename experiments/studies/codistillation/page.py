@@ -12,7 +12,12 @@ from experiments.studies.codistillation.table_1 import (
     gains_plot,
     table_1,
 )
-from experiments.studies.codistillation.verdicts import short_differences, verdict_details, verdicts
+from experiments.studies.codistillation.verdicts import (
+    earlier_verdicts,
+    short_differences,
+    verdict_details,
+    verdicts,
+)
 from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.sections.endings import (
     endings,
@@ -38,7 +43,7 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     """Main tables of runs of full length, and at the end the same tables of shorter runs."""
     plots: Plots = {}
     full = full_length(records)
-    judged = verdicts(records)
+    judged = [*verdicts(records), *earlier_verdicts(records)]
     parts = [
         *first_screen("Codistillation", notes, judged),
         *table_1(full, notes, "##", records),

@@ -34,20 +34,23 @@ def table_1(
     return [f"{level} Table 1: CIFAR-100", notes["Table 1"], *tables]
 
 
+def with_earlier_settings(records: Sequence[Record]) -> list[Record]:
+    """Runs of Table 1 with other settings of distillation than the config file has, beside FedAvg's."""
+    of_table = [record for record in records if record.experiment == TABLE_1]
+    earlier = [record for record in of_table if _is_earlier(record)]
+    fed_avg = [record for record in of_table if method_of(record) == BASELINE]
+    return [*fed_avg, *earlier] if earlier else []
+
+
 def earlier_settings(
     records: Sequence[Record], notes: Notes, all_records: Sequence[Record]
 ) -> list[str]:
-    """Table 1 of runs with other settings of distillation than the config file has; nothing without."""
-    earlier = [record for record in records if record.experiment == TABLE_1 and _is_earlier(record)]
+    """Table 1 of `with_earlier_settings`; nothing without such runs."""
+    earlier = with_earlier_settings(records)
     if not earlier:
         return []
-    fed_avg = [record for record in records if method_of(record) == BASELINE]
-    return [
-        f"## {EARLIER}",
-        notes[EARLIER],
-        *_tables([*fed_avg, *earlier], "###", all_records),
-        found(notes, EARLIER),
-    ]
+    tables = _tables(earlier, "###", all_records)
+    return [f"## {EARLIER}", notes[EARLIER], *tables, found(notes, EARLIER)]
 
 
 def _is_earlier(record: Record) -> bool:

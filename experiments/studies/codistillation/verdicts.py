@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from experiments.studies.archive import Record
 from experiments.studies.codistillation.claims import Claim, Comparison, claims
 from experiments.studies.codistillation.findings import Finding, find, verdict
+from experiments.studies.codistillation.table_1 import EARLIER, with_earlier_settings
 from experiments.studies.pages import Notes
 from experiments.studies.sections.markdown import estimate, rounds_of, table
-from experiments.studies.verdicts import Verdict
+from experiments.studies.verdicts import OPEN, Verdict
 from fedcodist.report.intervals import ONE_SEED
 
 HEADING = "What the paper claims"
@@ -21,6 +22,18 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
         _verdict(claim, f"Claim {number}", _findings(claim, records))
         for number, claim in enumerate(claims(), start=1)
     ]
+
+
+def earlier_verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """One for each claim on which runs `with_earlier_settings` say something."""
+    earlier = with_earlier_settings(records)
+    found = []
+    for claim in claims():
+        findings = [find(comparison, earlier, records) for comparison in claim.comparisons]
+        if verdict(findings) != OPEN:
+            about = claim._replace(text=f"{EARLIER}: {claim.text}")
+            found.append(_verdict(about, EARLIER, findings))
+    return found
 
 
 def verdict_details(records: Sequence[Record], notes: Notes) -> list[str]:

@@ -126,10 +126,9 @@ def scaffold(
             new_client_state = full_gradient(model, training, received, data, key)
         else:
             travelled = trained.num_steps * rate
-            divisor = jnp.where(travelled > 0, travelled, 1)
             new_client_state = jax.tree.map(
                 lambda c_i, c, before, after: jnp.where(
-                    travelled > 0, c_i - c + (before - after) / divisor, c_i
+                    travelled > 0, c_i - c + (before - after) / travelled, c_i
                 ),
                 client_state,
                 message.variate,

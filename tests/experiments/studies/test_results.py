@@ -395,6 +395,42 @@ def test_the_settings_of_the_config_file_are_shown_before_newer_ones(tmp_path):
     assert sample(tmp_path).values == pytest.approx((60,))
 
 
+def test_runs_with_earlier_settings_of_distillation_have_tables_and_verdicts_of_their_own(tmp_path):
+    of_file = {}
+    for run in ("fed_avg,4700", PERIODIC):
+        config = json.loads(cifar100_table1.get_config(run).to_json_best_effort())
+        own = ("algorithm", "data", "nested_pools", "pools", "training")
+        of_file[run] = {name: config[name] for name in own}
+    seeds = {"seeds": (0, 1, 2)}
+    record(
+        tmp_path, "fed_avg,4700", {"small": 30.0, "large": 20.0}, **seeds, **of_file["fed_avg,4700"]
+    )
+    record(tmp_path, PERIODIC, {"small": 30.0, "large": 20.0}, **seeds, **of_file[PERIODIC])
+    assert "earlier studies" not in text_of(tmp_path)
+    small = {"small": {"teaching": {"learning_rate": 0.5}}}
+    earlier = merged(of_file[PERIODIC], {"pools": small})
+    record(tmp_path, PERIODIC, {"small": 30.0, "large": 25.0}, file="e", **seeds, **earlier)
+    other = merged(
+        of_file[PERIODIC], {"training": {"batch_size": 7}}
+    )  # not a setting of distillation
+    record(tmp_path, PERIODIC, {"small": 30.0, "large": 29.0}, file="o", **seeds, **other)
+
+    text = text_of(tmp_path)
+    (gain,) = row(section(text, "## Table 1: CIFAR-100"), "PeriodicCodist | 4,700 | large")
+    (of_earlier,) = row(
+        section(text, "## Settings of the earlier studies"), "PeriodicCodist | 4,700 | large"
+    )
+    assert (gain[3], of_earlier[3]) == ("+0.00 ± 0.00", "+5.00 ± 0.00")
+    judged = codistillation(
+        as_ours(tmp_path).records, results.load_results(tmp_path).notes["codistillation"]
+    ).verdicts
+    by_text = {each.text: each.word for each in judged}
+    claim = (
+        "PeriodicCodist with images of CIFAR-10 leaves the large model as it is, at 4,700 examples"
+    )
+    assert by_text[claim] == OPEN and f"Settings of the earlier studies: {claim}" not in by_text
+
+
 def test_a_run_with_baselines_is_shown_before_a_longer_one_without(tmp_path):
     slow = {"pools": {"large": {"client_learning_rate": 0.01}}}
     record(tmp_path, "fed_avg,4700", {"small": 20.0, "large": 10.0}, rounds=300)
