@@ -97,7 +97,7 @@ def load_data(settings: ConfigDict) -> Data:
 def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
     """Takes the clients' own test examples, and the unseen clients, out of the training examples."""
     share, count = settings.get("client_test_share"), settings.get("unseen_clients")
-    train, seed = data.splits["train"], settings.get("seed") or 0
+    train, seed, text = data.splits["train"], settings.get("seed") or 0, data.text
     splits = {}
     if count is not None:
         if share is None:
@@ -105,6 +105,7 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
                 "data.client_test_share must be set for data.unseen_clients to be evaluated."
             )
         train, unseen = unseen_clients(train, count, seed)
+        text = _without(text, data.splits["train"], train)
         own, test = train_test_within_clients(unseen, share, seed)
         splits["unseen_clients"] = ClientSplit(test, own)
     if share is None:
@@ -116,7 +117,24 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
         )
     train, test = train_test_within_clients(train, share, seed)
     client_splits = {"client_test": ClientSplit(test), **splits}
-    return data._replace(splits={**data.splits, "train": train}, client_splits=client_splits)
+    return data._replace(
+        splits={**data.splits, "train": train}, client_splits=client_splits, text=text
+    )
+
+
+def _without(text: Text | None, clients: FederatedData, left: FederatedData) -> Text | None:
+    """The text with the pools of domains among the clients who are left."""
+    if text is None or text.pools is None:
+        return text
+    is_left = np.isin(clients.client_ids, left.client_ids)
+    positions = np.cumsum(is_left, dtype=np.int32) - 1  # a client's index among those who are left
+    pools = {domain: positions[pool[is_left[pool]]] for domain, pool in text.pools.items()}
+    if empty := [domain for domain, pool in pools.items() if not len(pool)]:
+        raise ValueError(
+            f"data.unseen_clients must leave clients of every domain of data.domains to train, none of "
+            f"{empty[0]!r} is left."
+        )
+    return text._replace(pools=pools)
 
 
 def _referenced(settings: ConfigDict) -> Data:

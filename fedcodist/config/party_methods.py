@@ -132,6 +132,11 @@ def party_groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
     """Which parties have which network: architecture's name -> its group."""
     shapes, count = party_shapes(config), data.splits["train"].num_clients
     if len(shapes) != count:
+        if unseen := config.data.get("unseen_clients"):
+            raise ValueError(
+                f"data.unseen_clients must be None where parties.networks has one network per party: "
+                f"{len(shapes)} networks for {count} parties and {unseen} unseen clients."
+            )
         raise ValueError(
             f"parties.networks must be {count}, one per party (data.num_parties), got {len(shapes)}."
         )

@@ -94,6 +94,24 @@ def test_pools_are_of_one_domain_and_disjoint(folder):
     assert not users["small"] & users["large"]
 
 
+def test_unseen_clients_leave_every_pool_the_users_of_its_domain(folder):
+    config = config_of(folder)
+    with config.unlocked():
+        config.data.update(client_test_share=0.25, unseen_clients=6)
+    data = load_data(config.data)
+    clients, pools = data.splits["train"], data.text.pools
+    assert sum(map(len, pools.values())) == clients.num_clients == 2 * int(0.45 * 24) - 6
+    for domain, pool in pools.items():
+        assert all(each.startswith(f"{domain}/") for each in clients.client_ids[pool])
+    algorithm = build_algorithm(config, data)
+    np.testing.assert_array_equal(algorithm.client_states["small"].clients, pools["prose"])
+    config.data.unseen_clients = 19
+    with pytest.raises(
+        ValueError, match=r"^data\.unseen_clients must leave .* data\.domains .*\.$"
+    ):
+        load_data(config.data)
+
+
 def test_unlabelled_text_is_of_both_domains_and_of_other_users(folder):
     data = load_data(config_of(folder).data)
     assert data.inputs == "tokens" and data.unlabelled.shape[1] == 21

@@ -531,6 +531,10 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
     "changes, message",
     [
         ({"data.num_parties": 4}, r"parties.networks must be 4, one per party .* got 3"),
+        (
+            {"data.client_test_share": 0.25, "data.unseen_clients": 1},
+            r"^data\.unseen_clients must be None where parties\.networks has one network per party: 3 ",
+        ),
         ({"parties.narrower": 0}, "parties.narrower must be at least 1"),
         (
             {"parties.networks": (((6,), 0.3), ((6,), 0.0), ((6,), 0.0))},
