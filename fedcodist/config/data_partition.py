@@ -1,6 +1,7 @@
 """`data.partition`: the examples of a config's clients dealt anew, and features that differ among them.
 
-`name` is a function of `fedcodist.data.partition`, and the other settings are its arguments:
+`name` is a function of `fedcodist.data.partition`, and the other settings are its arguments, except for
+its seed, which is `data.seed`:
 
     partition=dict(name="dirichlet", num_clients=100, concentration=0.3)
     partition=dict(name="pathological", num_clients=100, labels_per_client=2)
@@ -64,6 +65,10 @@ def repartitioned(
     Raises:
       ValueError, TypeError: one line that names the setting.
     """
+    if "seed" in settings:
+        raise ValueError(
+            "data.partition.seed is no setting: a partition is drawn with data.seed. Set that instead."
+        )
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
     clients = _drawn(clients, settings.get("examples"), seed)
     clients, splits = _without_validation(clients, settings.get("validation") or 0.0)

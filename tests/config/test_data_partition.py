@@ -147,6 +147,14 @@ def test_mistakes_are_one_line_that_names_the_setting(settings, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_partition_has_no_seed_of_its_own():
+    settings = ConfigDict(dict(name="iid", num_clients=2, seed=5))
+    with pytest.raises(
+        ValueError, match=r"^data\.partition\.seed is no setting: .* data\.seed\. [^\n]*$"
+    ):
+        repartitioned(CLIENTS, settings, SEED, 255.0)
+
+
 def test_a_missing_column_of_labels_is_named():
     config = ConfigDict(dict(name="pachinko", num_clients=2, examples_per_client=5))
     without = CLIENTS.drop("coarse_label")
