@@ -29,6 +29,7 @@ from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
 from fedcodist.datasets.digits import load_digits_federated
+from fedcodist.datasets.public_private import FINE_PER_COARSE
 from fedcodist.run.client_splits import ClientSplit
 from fedcodist.text.next_token import next_tokens
 
@@ -115,11 +116,22 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
             "data.positive_copies must be 1 with data.client_test_share: copies of a sentence would be "
             "in training and in test."
         )
+    if settings.name == "cifar_public_private" and _share_images(settings):
+        raise ValueError(
+            "data.client_test_share must be None with data.name='cifar_public_private', data.iid=False "
+            f"and more than {FINE_PER_COARSE} parties: two parties may have the same image, which would "
+            "be in training and in test."
+        )
     train, test = train_test_within_clients(train, share, seed)
     client_splits = {"client_test": ClientSplit(test), **splits}
     return data._replace(
         splits={**data.splits, "train": train}, client_splits=client_splits, text=text
     )
+
+
+def _share_images(settings: ConfigDict) -> bool:
+    """Whether two parties of `cifar_public_private` draw from the same fine classes."""
+    return not settings.iid and settings.num_parties > FINE_PER_COARSE
 
 
 def _without(text: Text | None, clients: FederatedData, left: FederatedData) -> Text | None:

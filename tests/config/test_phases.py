@@ -527,6 +527,31 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
     assert len(experiment.algorithm.communication) == 10
 
 
+def test_an_image_of_two_parties_is_not_one_of_their_tests(tmp_path):
+    config = cifar_fed_md.get_config("non_iid")
+    for name, classes in (("public_folder", 10), ("folder", 100)):
+        labels = np.repeat(np.arange(classes, dtype=np.int32), 6)
+        image = np.zeros((len(labels), 4, 4, 3), np.uint8)
+        columns = {"image": image, "label": labels, "coarse_label": labels % 20}
+        split = FederatedData.from_arrays(columns, offsets=[0, len(labels)])
+        config.data[name] = str(tmp_path / name)
+        save_prepared(
+            tmp_path / name,
+            {"train": split, "test": split},
+            source="made up",
+            licence="none",
+            arguments={},
+        )
+    with config.unlocked():
+        config.data.update(num_parties=6, per_class=3, client_test_share=0.25)
+    with pytest.raises(ValueError, match=r"^data\.client_test_share must be None with [^\n]*$"):
+        load_data(config.data)
+    config.data.num_parties = 5
+    assert load_data(config.data).client_splits["client_test"].test.num_clients == 5
+    config.data.update(num_parties=2, iid=True)
+    assert load_data(config.data).client_splits["client_test"].test.num_clients == 2
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
