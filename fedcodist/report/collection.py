@@ -144,13 +144,32 @@ def statistic_of(values: Sequence[float]) -> Statistic:
 def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(settings_of(run.config), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(settings_of_run(run), sort_keys=True), []).append(run)
     ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
     ordered = sorted(
         groups.values(), key=lambda group: ranks.get(method_of(group[0].config), len(ranks))
     )
-    labels = _labels([group[0].config for group in ordered])
+    labels = _labels([group[0] for group in ordered])
     return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
+
+
+def with_identity(run: Run) -> dict[str, Any]:
+    """The run's config; for a run without one, also what environment.json says of its experiment.
+
+    Otherwise experiments of different networks, data or rounds would look the same. The seeds are left
+    out, since runs of one method differ in them.
+    """
+    identity = mapping_of(run.environment, "identity")
+    if not identity or any(key in run.config for key in ("evaluation", "phase")):
+        return run.config
+    settings = mapping_of(identity, "settings")
+    settings = {key: value for key, value in settings.items() if key not in NOT_OF_A_METHOD}
+    return {**run.config, "identity": {**identity, "settings": settings}}
+
+
+def settings_of_run(run: Run) -> dict[str, Any]:
+    """`settings_of` what determines the run."""
+    return settings_of(with_identity(run))
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,18 +188,20 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A label for each config: the name of its method, and of the run where configs have run names.
+def _labels(of_methods: Sequence[Run]) -> list[str]:
+    """A label for a run of each method: its name, and that of the run where configs have run names.
 
     Without run names, the settings in which runs of one method differ are added.
     """
     labels = []
-    for config in configs:
+    configs = [run.config for run in of_methods]
+    for each in of_methods:
+        config = each.config
         name = method_of(config)
-        same = [settings_of(other) for other in configs if method_of(other) == name]
+        same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
         differing = differing_keys(same)
         short = [key.rsplit(".", 1)[-1] for key in differing]
-        settings = settings_of(config)
+        settings = settings_of_run(each)
         parts = [
             f"{last if short.count(last) == 1 else key}={shown_setting(settings, key)}"
             for key, last in zip(differing, short, strict=True)

@@ -26,7 +26,7 @@ from fedcodist.report.collection import (
     flatten,
     last_round,
     progress_of,
-    settings_of,
+    settings_of_run,
     shown_setting,
     statistic_of,
 )
@@ -177,7 +177,7 @@ def _per_client(
 
 
 def _differences_html(collection: Collection) -> str:
-    settings = [settings_of(method.runs[0].config) for method in collection.methods]
+    settings = [settings_of_run(method.runs[0]) for method in collection.methods]
     keys = differing_keys(settings)
     if not keys:
         return ""

@@ -2,11 +2,12 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.report.accuracy_table import split_name
-from fedcodist.report.collection import NOT_OF_A_METHOD, Collection, Method, curve
+from fedcodist.report.collection import NOT_OF_A_METHOD, Collection, Method, curve, with_identity
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
@@ -92,7 +93,10 @@ def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
 
 
 def _settings_but_for_privacy(method: Method) -> str:
-    config = {k: v for k, v in method.runs[0].config.items() if k not in NOT_OF_A_METHOD}
+    config = {k: v for k, v in with_identity(method.runs[0]).items() if k not in NOT_OF_A_METHOD}
     for group in ("training", "algorithm"):  # of methods of pools, and of parties
-        config[group] = {k: v for k, v in config.get(group, {}).items() if k != "privacy"}
+        settings = config.get(group, {})
+        # In the folder of a run without a config the algorithm is its name alone.
+        if isinstance(settings, Mapping):
+            config[group] = {k: v for k, v in settings.items() if k != "privacy"}
     return json.dumps(config, sort_keys=True, default=str)

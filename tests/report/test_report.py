@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
 
+import fedcodist as fc
 from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
 from fedcodist.report import accuracy_table, costs, plots, privacy_plot
@@ -618,3 +621,42 @@ def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(group, tmp_pa
     assert line.without_noise == pytest.approx(90.0)
     figure = privacy_plot.privacy_plot(collection_lib.collect([tmp_path]))
     assert [axes.get_title() for axes in figure.axes if axes.axison] == ["small model"]
+
+
+def run_of_a_script(workdir, width=8, rounds=2, seed=0):
+    """A run of `run_experiment` without a config."""
+    draw = np.random.default_rng(0)
+    columns = {
+        "image": draw.normal(size=(20, 3)).astype(np.float32),
+        "label": np.arange(20, dtype=np.int32) % 2,
+    }
+    clients = fc.FederatedData.from_arrays(columns, offsets=np.arange(5) * 5)
+    network = nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(2)])
+    model = fc.from_flax_linen(network, jnp.zeros((1, 3)))
+    method = fc.fed_avg(model, fc.LocalTraining(batch_size=5))
+    pools = {"main": fc.Pool(method, np.arange(4), cohort_size=2)}
+    experiment = fc.Experiment(
+        fc.independent_pools(pools, clients.columns),
+        fc.resident_data(clients),
+        splits={"held_out": clients},
+        rounds=rounds,
+        evaluate_every=1,
+        seed=seed,
+    )
+    fc.run_experiment(experiment, workdir, show_progress=False)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_runs_of_a_script_are_reported_and_only_those_of_one_experiment_joined(tmp_path):
+    run_of_a_script(tmp_path / "a")
+    assert report.main([str(tmp_path / "a"), "--output", str(tmp_path / "report")]) == 0
+    assert (tmp_path / "report" / "report.html").exists()
+    run_of_a_script(tmp_path / "b", seed=1)
+    run_of_a_script(tmp_path / "c", width=4)
+    run_of_a_script(tmp_path / "d", rounds=3)
+    collection = collection_lib.collect([tmp_path])
+    folders = [[run.folder.name for run in method.runs] for method in collection.methods]
+    assert folders == [["a", "b"], ["c"], ["d"]]
+    assert [len(method.members) for method in collection.methods] == [2, 1, 1]
+    assert collection.methods[1].label == "FedAvg (rounds=2, features=4)"
+    assert collection.notes == ()
