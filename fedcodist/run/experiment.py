@@ -296,7 +296,9 @@ def _run(
             final += client_records(round, of_clients, seeds)
             place = lambda record: (record["model"], record["split"])
             logged = set(map(place, new))
-            log([record for record in final if place(record) not in logged])
+            # Callbacks are not called with nothing, as they may look at the first line.
+            if left := [record for record in final if place(record) not in logged]:
+                log(left)
         show(round, text)
         return "" if is_last else why
 

@@ -169,6 +169,17 @@ def test_a_stopped_run_measures_clients_and_splits_once(tmp_path):
     assert {len(values) for split in final.values() for values in split.values()} == {2}
 
 
+def test_callbacks_are_not_called_with_nothing_after_a_stop(tmp_path):
+    seen = []
+    callbacks = [at(2, Decision(stop="enough")), lambda records: seen.append(records[0]["round"])]
+    run_experiment(experiment(final_splits={}), tmp_path, callbacks=callbacks, **SETTINGS)
+    assert seen == [0, 1, 2]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["finished"] and summary["stopped"]["round"] == 2
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["round"] for line in lines} == {0, 1, 2}
+
+
 def test_a_stop_in_the_last_round_is_none(whole, tmp_path):
     outcome = run_experiment(
         experiment(), tmp_path, callbacks=[at(5, Decision(stop="late"))], **SETTINGS
