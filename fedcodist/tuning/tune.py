@@ -343,12 +343,19 @@ def make_plan(config: ConfigDict, space: search_space.Space, **options: Any) -> 
     from fedcodist.tuning.study import Plan
 
     tuned = {setting for dimension in space.values() for setting in dimension.settings}
+    flat = search_space.flat(config)
+    settings = {
+        name: value
+        for name, value in flat.items()
+        if name not in tuned and not name.startswith(_NOT_SETTINGS)
+    }
+    # Alone of the execution, the precision changes a trial's value. Earlier studies, which do not have
+    # it among their settings, go on with float32.
+    precision = flat.get("execution.precision")
+    if precision not in (None, "float32"):
+        settings["execution.precision"] = precision
     return Plan(
-        settings={
-            name: value
-            for name, value in search_space.flat(config).items()
-            if name not in tuned and not name.startswith(_NOT_SETTINGS)
-        },
+        settings=settings,
         space=space,
         first=search_space.own_values(config, space),
         rounds=config.rounds,

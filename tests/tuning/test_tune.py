@@ -663,6 +663,7 @@ def test_a_worker_waits_for_the_last_trials_of_others(tmp_path):
         ({"algorithm.steps": 3}, ["another config", "algorithm.steps is 2 there and 3 here"]),
         ({"data.num_clients": 7}, ["data.num_clients is 6 there and 7 here"]),
         ({"seeds": 2}, ["seeds is 1 there and 2 here"]),
+        ({"execution.precision": "bfloat16"}, ["execution.precision is 'nothing' there and 'bfl"]),
     ],
 )
 def test_a_study_of_another_config(change, parts, tmp_path):
