@@ -213,10 +213,21 @@ def _is_finished(
         mark = json.loads((workdir / _MARK).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return False
-    is_finished = mark == _mark(config, others)
+    is_finished = mark == _mark(config, others) and _has_ended(workdir, config)
     if is_finished:
         print("  ".join(filter(None, (f"{run}: finished already, in {workdir}", _final(workdir)))))
     return is_finished
+
+
+def _has_ended(workdir: Path, config: str) -> bool:
+    """Whether the folder has a summary, and has not grown to other rounds since its mark."""
+    try:
+        its_config = json.loads((workdir / "config.json").read_text(encoding="utf-8-sig"))
+        its_rounds = its_config["rounds"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    has_summary = (workdir / "summary.json").exists()
+    return has_summary and its_rounds == json.loads(config).get("rounds")
 
 
 if __name__ == "__main__":

@@ -157,6 +157,8 @@ def fake(tmp_path, monkeypatch):
         "print('trains')\n"
         "folder = pathlib.Path(sys.argv[2].split('=')[1])\n"
         "folder.mkdir(parents=True, exist_ok=True)\n"
+        "(folder / 'config.json').write_text('{\"rounds\": 3}')\n"
+        "(folder / 'summary.json').write_text('{}')\n"
         f"sys.exit(3 if os.path.exists({str(tmp_path / 'broken')!r}) and 'a-2' in folder.name else 0)\n"
     )
     monkeypatch.setattr(sweep, "_COMMAND", (sys.executable, str(main)))
@@ -190,7 +192,7 @@ def test_what_is_finished_already_says_its_final_metrics(fake, capfd):
     workdir = folder / "runs" / "a-1"
     evaluation = {"splits": ["held_out"], "final_splits": ["test"]}
     final = {"main": {"test": {"accuracy": [0.5, 0.6]}, "held_out": {"accuracy": [0.1, 0.1]}}}
-    (workdir / "config.json").write_text(json.dumps({"evaluation": evaluation}))
+    (workdir / "config.json").write_text(json.dumps({"evaluation": evaluation, "rounds": 3}))
     (workdir / "summary.json").write_text(json.dumps({"final": final}))
     capfd.readouterr()
     assert run("--only", "a,*") == 0
@@ -251,6 +253,19 @@ def test_it_continues_where_it_stopped(fake, capfd):
         "a,2",
     ]
     assert "a,1: finished already" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["rounds", "summary"])
+def test_a_folder_that_has_grown_is_started_again(change, fake):
+    run, started, folder = fake
+    assert run("--only", "a,1") == 0
+    workdir = folder / "runs" / "a-1"
+    if change == "rounds":
+        (workdir / "config.json").write_text('{"rounds": 8}')
+    else:
+        (workdir / "summary.json").unlink()
+    assert run("--only", "a,1") == 0
+    assert len(started()) == 2
 
 
 def test_other_settings_are_left_to_main_to_refuse(fake):
@@ -344,11 +359,13 @@ def test_the_runs_are_listed(capsys):
 def test_a_finished_run_whose_data_or_code_may_have_changed_is_started(tmp_path):
     """Its own command then says that it is finished, or refuses the folder."""
     (tmp_path / "manifest.json").write_text("{}")
-    config = json.dumps({"data": {"folder": str(tmp_path)}})
+    config = json.dumps({"rounds": 3, "data": {"folder": str(tmp_path)}})
     settings = argparse.Namespace(workdir=tmp_path)
     mark = tmp_path / sweep.run_folder_name("a") / "sweep.json"
     mark.parent.mkdir()
     mark.write_text(json.dumps(sweep._mark(config, [])))
+    mark.with_name("config.json").write_text(config)
+    mark.with_name("summary.json").write_text("{}")
     assert sweep._is_finished("a", config, settings, [])
     (tmp_path / "manifest.json").write_text("{ }")
     assert not sweep._is_finished("a", config, settings, [])
