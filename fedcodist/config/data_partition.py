@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedcodist.config.bind import bind, offered
+from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.references import choice_or_reference
 from fedcodist.core.checks import check_number
@@ -48,6 +48,11 @@ from fedcodist.data.partition import (
 # Indices of each client's examples, or client -> such indices, as `FederatedData.from_arrays` takes
 # them.
 Partition = list[np.ndarray] | dict[str, np.ndarray]
+
+
+_OF_EVERY_PARTITION = frozenset(
+    ("name", "examples", "all_splits", "validation", "feature_noise", "feature_rotations")
+)
 
 
 def repartitioned(
@@ -73,6 +78,7 @@ def repartitioned(
     clients = _drawn(clients, settings.get("examples"), seed)
     clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
     given = offered(deal, _OFFERS, clients, settings.name)
+    _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
     columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
     train = FederatedData.from_arrays(columns, partition=partition, allow_empty=clients.allow_empty)
@@ -90,6 +96,16 @@ def repartitioned(
         with named("data.partition.feature_noise: "):
             train = feature_noise(train, sigma, seed, scale=largest_pixel)
     return {"train": train, **splits}
+
+
+def _check_arguments(settings: ConfigDict, arguments: set[str]) -> None:
+    """Raises ValueError for a setting that only other partitions read, which `bind` would ignore."""
+    for name in settings:
+        if name not in arguments | _OF_EVERY_PARTITION:
+            raise ValueError(
+                f"data.partition.{name} is not a setting of {settings.name}, which has "
+                f"{', '.join(sorted(arguments)) or 'none'}."
+            )
 
 
 def merged(splits: Mapping[str, FederatedData]) -> FederatedData:

@@ -126,6 +126,18 @@ def test_examples_set_apart_are_not_changed():
         ),
         (dict(name="by_id", column="user"), "data.partition.column must be one of"),
         (dict(name="by_id", column="image"), "ids must be a non-empty vector"),
+        (
+            dict(name="iid", num_clients=60, concentration=0.1),
+            r"^data\.partition\.concentration is not a setting of iid, which has num_clients\.$",
+        ),
+        (
+            dict(name="dirichlet", num_clients=6, concentration=0.1, shards_per_client=2),
+            r"^data\.partition\.shards_per_client is not a setting of dirichlet, which has conc",
+        ),
+        (
+            dict(name="natural", num_clients=6),
+            r"^data\.partition\.num_clients is not a setting of natural, which has none\.$",
+        ),
         (dict(name="iid", num_clients=2, shard=3), "data.partition.shard is not a setting of iid"),
         (
             dict(name="iid", num_clients=2, feature_noise=-1),
