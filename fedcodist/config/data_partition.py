@@ -15,7 +15,9 @@ With `examples`, only that many examples, drawn at random, are dealt. With `all_
 all splits of a prepared folder are dealt, and none is left for tests. "natural" keeps the clients,
 "by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
 partition, `validation` sets a share of the examples apart before the others are dealt: the last ones in
-the order of the data, so these must not be sorted by label. `feature_noise` is `sigma` of
+the order of the data, so these must not be sorted by label, or random ones if the data have several
+clients, whose examples lie together.
+`feature_noise` is `sigma` of
 `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
 """
@@ -76,7 +78,7 @@ def repartitioned(
         )
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
     clients = _drawn(clients, settings.get("examples"), seed)
-    clients, splits = _without_validation(clients, settings.get("validation") or 0.0)
+    clients, splits = _without_validation(clients, settings.get("validation") or 0.0, seed)
     given = offered(deal, _OFFERS, clients, settings.name)
     _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
@@ -138,42 +140,52 @@ def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedDat
             f"got {count}."
         )
     draw = np.random.default_rng([seed, count])
-    kept = np.sort(draw.choice(clients.num_examples, count, replace=False))
+    return _with_examples(clients, np.sort(draw.choice(clients.num_examples, count, replace=False)))
+
+
+def _with_examples(clients: FederatedData, kept: np.ndarray) -> FederatedData:
+    """The clients with the examples of these ascending indices; who loses all examples is left out."""
     columns = {name: column[kept] for name, column in clients.columns.items()}
     offsets = np.searchsorted(kept, clients.offsets)
-    remaining = np.diff(offsets) > 0  # natural clients without a drawn example are left out
+    remaining = (np.diff(offsets) > 0) | (clients.client_sizes == 0)
     ends = [0, *offsets[1:][remaining]]
-    return FederatedData(columns, np.array(ends), clients.client_ids[remaining])
+    return FederatedData(
+        columns, np.array(ends), clients.client_ids[remaining], clients.allow_empty
+    )
 
 
 def _without_validation(
-    clients: FederatedData, share: float
+    clients: FederatedData, share: float, seed: int
 ) -> tuple[FederatedData, dict[str, FederatedData]]:
-    """(the clients without the last examples, a share of all; these examples as a split)."""
+    """(the clients without a share of all examples; these examples as a split).
+
+    They are the last ones of data without clients. Of several clients they are drawn at random, since
+    the last clients may lack many labels. Both parts keep the order of the data.
+    """
     check_number("data.partition.validation", share, low=0, high=1)
-    kept = clients.num_examples - round(share * clients.num_examples)
-    if not kept:
+    count = round(share * clients.num_examples)
+    if count == clients.num_examples:
         raise ValueError(
             f"data.partition.validation must leave clients some examples, got {share}."
         )
     if not share:
         return clients, {}
-    labels = clients.columns.get("label")
-    if labels is not None and labels[0] != labels[-1] and np.all(labels[1:] >= labels[:-1]):
-        raise ValueError(
-            "data.partition.validation takes the last examples, which have only the last labels, since "
-            "the data are sorted by label: shuffle them first."
-        )
-    rest = {name: column[kept:] for name, column in clients.columns.items()}
-    validation = FederatedData.from_arrays(
-        rest, offsets=[0, clients.num_examples - kept], client_ids=["validation"]
-    )
-    columns = {name: column[:kept] for name, column in clients.columns.items()}
-    # Natural clients whose examples are all set apart are left out.
-    remaining = clients.offsets[:-1] < kept
-    offsets = np.minimum(clients.offsets[: remaining.sum() + 1], kept)
-    left = FederatedData(columns, offsets, clients.client_ids[remaining], clients.allow_empty)
-    return left, {"validation": validation}
+    is_apart = np.zeros(clients.num_examples, bool)
+    if clients.num_clients == 1:
+        labels = clients.columns.get("label")
+        if labels is not None and labels[0] != labels[-1] and np.all(labels[1:] >= labels[:-1]):
+            raise ValueError(
+                "data.partition.validation takes the last examples, which have only the last labels, "
+                "since the data are sorted by label: shuffle them first."
+            )
+        is_apart[-count:] = True
+    else:
+        # With the purpose's name it is another draw than those of the partition with this seed.
+        draw = np.random.default_rng([seed, *b"validation"])
+        is_apart[draw.choice(clients.num_examples, count, replace=False)] = True
+    columns = {name: column[is_apart] for name, column in clients.columns.items()}
+    validation = FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["validation"])
+    return _with_examples(clients, np.flatnonzero(~is_apart)), {"validation": validation}
 
 
 def _natural(clients: FederatedData) -> dict[str, np.ndarray]:

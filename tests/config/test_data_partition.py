@@ -104,8 +104,9 @@ def test_features_differ_on_top_of_any_partition():
 
 def test_examples_set_apart_are_not_changed():
     splits = dealt(name="natural", validation=0.25, feature_noise=0.5)
-    np.testing.assert_array_equal(splits["validation"].columns["image"], COLUMNS["image"][90:])
-    assert splits["train"].num_clients == 9
+    apart = [image.tobytes() for image in splits["validation"].columns["image"]]
+    assert len(apart) == 30 and set(apart) <= {image.tobytes() for image in IMAGES}
+    assert splits["train"].num_examples == 90
 
 
 @pytest.mark.parametrize(
@@ -207,13 +208,49 @@ def test_all_splits_need_the_columns_of_the_training_split():
     assert both.num_clients == 1 and both.num_examples == 240 and set(both.columns) == set(COLUMNS)
 
 
-def test_validation_of_data_that_are_sorted_by_label_is_refused():
-    rows = np.argsort(LABELS, kind="stable")
-    columns = {name: column[rows] for name, column in COLUMNS.items()}
-    data = FederatedData.from_arrays(columns, offsets=[0, 120])
-    settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.05))
+def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_sorted_by_label():
+    def splits(rows):
+        columns = {name: column[rows] for name, column in COLUMNS.items()}
+        data = FederatedData.from_arrays(columns, offsets=[0, 120])
+        settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.05))
+        return repartitioned(data, settings, SEED, 255.0)
+
+    mixed = np.random.default_rng(0).permutation(120)
+    apart = splits(mixed)["validation"].columns["image"]
+    np.testing.assert_array_equal(apart, IMAGES[mixed][-6:])
     with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
-        repartitioned(data, settings, SEED, 255.0)
+        splits(np.argsort(LABELS, kind="stable"))
+
+
+@pytest.mark.parametrize("name", ["iid", "natural"])
+def test_validation_of_data_that_lie_client_by_client_is_drawn_from_all_of_them(name):
+    rows = np.argsort(LABELS, kind="stable")
+    columns = {"image": IMAGES[rows], "label": LABELS[rows], "row": np.arange(120)}
+    data = FederatedData.from_arrays(columns, offsets=np.arange(0, 121, 20))  # a label each
+    settings = ConfigDict(dict(name=name, validation=0.25))
+    settings.update({"num_clients": 4} if name == "iid" else {})
+    splits = repartitioned(data, settings, SEED, 255.0)
+    train, apart = splits["train"].columns, splits["validation"].columns
+    assert len(apart["row"]) == 30 and set(apart["label"]) == set(range(6))
+    assert (np.diff(apart["row"]) > 0).all()
+    assert sorted([*train["row"], *apart["row"]]) == list(range(120))
+    again, other = (repartitioned(data, settings, seed, 255.0) for seed in (SEED, SEED + 1))
+    np.testing.assert_array_equal(apart["row"], again["validation"].columns["row"])
+    assert set(apart["row"]) != set(other["validation"].columns["row"])
+    if name == "natural":
+        assert all(set(c["label"]) == {i} for i, (_, c) in enumerate(splits["train"].clients()))
+
+
+def test_natural_clients_whose_examples_are_all_set_apart_are_left_out():
+    columns = {"label": LABELS[:20], "row": np.arange(20)}
+    offsets = np.sort([*range(20), 5, 20])  # client 5 has no example, the others one each
+    data = FederatedData.from_arrays(columns, offsets=offsets, allow_empty=True)
+    settings = ConfigDict(dict(name="natural", validation=0.5))
+    splits = repartitioned(data, settings, SEED, None)
+    train, apart = splits["train"], splits["validation"]
+    lost = {str(client) for client in data.client_ids[data.client_sizes > 0]}
+    lost -= set(train.client_ids.tolist())
+    assert len(lost) == apart.num_examples == 10 and train.num_clients == 11
 
 
 def test_noise_of_floating_images_is_of_their_own_scale():
