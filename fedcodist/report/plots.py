@@ -250,7 +250,10 @@ def _draw_codistillation_rounds(axis: "Axes", method: Method, points: Curve, col
 def _codistillation_rounds(method: Method) -> list[int]:
     """Rounds in which a periodic method distills; empty where there are too many to show."""
     config = method.runs[0].config
-    period = mapping_of(config, "algorithm").get("period")
+    algorithm = mapping_of(config, "algorithm")
+    # FedAvg and MergedCodist have a period in their configs too, and do not read it.
+    is_periodic = str(algorithm.get("name")).endswith("periodic_codistillation")
+    period = algorithm.get("period") if is_periodic else None
     rounds = config.get("rounds")
     if not isinstance(period, int) or not isinstance(rounds, int) or period < 1:
         return []

@@ -660,3 +660,16 @@ def test_runs_of_a_script_are_reported_and_only_those_of_one_experiment_joined(t
     assert [len(method.members) for method in collection.methods] == [2, 1, 1]
     assert collection.methods[1].label == "FedAvg (rounds=2, features=4)"
     assert collection.notes == ()
+
+
+def test_only_periodic_methods_have_lines_where_they_distil(tmp_path):
+    for name in ("fed_avg", "merged_codistillation", "periodic_codistillation"):
+        write_run(tmp_path / name, name, period=40)
+    methods = collection_lib.collect(
+        [
+            tmp_path / name
+            for name in ("fed_avg", "merged_codistillation", "periodic_codistillation")
+        ]
+    ).methods
+    lines = {each.label: plots._codistillation_rounds(each) for each in methods}
+    assert lines == {"FedAvg": [], "PeriodicCodist": [40, 80], "MergedCodist": []}

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -900,11 +901,12 @@ def test_the_command(environment, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(output.read_text())
     assert found["states"]["finished"] + found["states"]["pruned"] == 6
-    assert [worker["compilations"] for worker in found["workers"]] == [1, 1]
+    # One worker may have made all trials before the other has started.
+    assert {worker["compilations"] for worker in found["workers"]} == {1}
     assert sum(worker["trials"] for worker in found["workers"]) == 6
-    for rank in (0, 1):
-        (said,) = [text for text in done.stdout.splitlines() if f"worker {rank}: " in text]
-        assert said.endswith("compiled training programs: 1")
+    said = [text for text in done.stdout.splitlines() if re.match(r"worker \d: ", text)]
+    compiled = sorted(int(text.rpartition(" ")[2]) for text in said)
+    assert compiled == [len(found["workers"]) - 1, 1]
     # The printed arguments give main the same accuracy.
     arguments = [text.strip(" \\") for text in done.stdout.splitlines() if "    --config." in text]
     given = [argument for argument in line[4:] if argument.startswith("--config.")]
