@@ -137,6 +137,14 @@ def _rank(
     shown = ranked(entries, baseline, settings.model, settings.metric)
     for reason in without:
         print(f"note: left out: {reason}", file=sys.stderr)
+    for run in dict.fromkeys(entry.run for entry in entries):
+        if settings.model is None and run not in {entry.run for entry in shown}:
+            models = ", ".join(dict.fromkeys(entry.model for entry in entries if entry.run == run))
+            print(
+                f"note: left out: {run}, whose models have other names than the baseline's: {models} "
+                "(--model chooses models)",
+                file=sys.stderr,
+            )
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 180)

@@ -8,10 +8,11 @@
     )
 
 A logger is a function or class that takes the run folder, a `pathlib.Path`, and returns a callback: a
-function of metrics lines, or an object as in `fedcodist.run.callbacks`. A user's callback is returned by
-a function of its settings, or by a class. Loggers do not change results, so a run may be resumed with
-other ones. Where `config.loggers` is not set, TensorBoard's files are written if tensorboardX is
-installed.
+function of metrics lines, or an object as in `fedcodist.run.callbacks`. It is made before the run, which
+only takes an empty folder. So it opens files there in `start`, or with the first lines. Loggers do not
+change results, so a run may be resumed with other ones. Where `config.loggers` is not set, TensorBoard's
+files are written if tensorboardX is installed. A user's callback is returned by a function of its
+settings, or by a class.
 """
 
 from collections.abc import Callable, Mapping, Sequence

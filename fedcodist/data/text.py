@@ -47,7 +47,8 @@ def text_splits(
     Raises:
       ValueError: shares or sizes out of range, or too few users for a split.
     """
-    if len(shares) != len(SPLITS) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+    # In this form NaN is refused too.
+    if len(shares) != len(SPLITS) or not (min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
         raise ValueError(f"shares must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
     if max_examples is not None and max_examples < 1:
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")

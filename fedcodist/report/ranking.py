@@ -12,7 +12,7 @@ from fedcodist.report.accuracy_table import epsilon_of
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
-from fedcodist.report.runs import Run, first_seed
+from fedcodist.report.runs import Run, first_seed, mapping_of
 
 ALL_PARTIES = "all parties"
 
@@ -102,7 +102,14 @@ def read_run(
         for pool, count in bytes_per_round(config, sizes).items()
     }
     examples = dict.fromkeys(megabytes, 0.0)
+    privacy = mapping_of(mapping_of(config, "training"), "privacy")
+    counts_nothing = privacy.get("metrics") is False and not trained
+    if counts_nothing:
+        reason = "training.privacy.metrics is False, so clients count nothing"
+        print(f"note: {name}: client examples and FLOPs are left out: {reason}", file=sys.stderr)
     for model, clients in clients_per_round(config, sizes).items():
+        if counts_nothing:
+            trained[model] = math.nan
         if model not in trained:
             raise ValueError(
                 f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."

@@ -83,7 +83,7 @@ def ranking_table(
                 _to_baseline(entry, estimate, baseline),
                 *([str(len(entry.seeds))] if several_counts else []),
                 *([shown_epsilon(entry.epsilon)] if is_private else []),
-                f"{entry.examples:,.0f}",
+                UNDEFINED if math.isnan(entry.examples) else f"{entry.examples:,.0f}",
                 f"{entry.megabytes:,.1f}",
                 _scaled(entry.client_flops),
                 _scaled(entry.server_flops),
@@ -134,16 +134,20 @@ def as_markdown(table: RankingTable) -> str:
 
 
 def budget(shown: Sequence[Entry]) -> str:
-    """A sentence on whether the clients of all runs did the same work."""
+    """A sentence on whether the clients of all runs did the same work, as far as runs count it."""
     by_model: dict[str, list[float]] = {}
     for entry in shown:
-        by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
+        if not math.isnan(entry.examples):
+            by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
     # Metrics have seven digits.
     equal = all(
         math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()
     )
     if equal:
-        return "all runs have the same budget of client examples"
+        which = (
+            "all runs" if all(map(math.isfinite, [e.examples for e in shown])) else "counted runs"
+        )
+        return f"{which} have the same budget of client examples"
     return "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
 
 

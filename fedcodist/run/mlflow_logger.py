@@ -5,6 +5,7 @@ they are logged to a file store, `mlruns/` in the run folder, which
 `mlflow ui --backend-store-uri FOLDER/mlruns` shows. A resumed run continues the same MLflow runs.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from fedcodist.run.tracked_runs import LoggerError, TrackedRuns
 
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # that MLflow takes at once
 _LONGEST = 500  # characters of a parameter
+_IDS = "mlflow_runs.json"
 
 
 class MLflowLogger:
@@ -30,7 +32,7 @@ class MLflowLogger:
 
         self._mlflow, self._workdir = mlflow, workdir
         self._config: dict[str, Any] = {}
-        self._ids = TrackedRuns(workdir / "mlflow_runs.json")
+        self._ids = TrackedRuns(workdir / _IDS)
         self._client: Any = None
         self._seeds: set[int] = set()
 
@@ -52,6 +54,26 @@ class MLflowLogger:
             raise LoggerError(f"loggers 'mlflow': {error}") from error
 
     def __call__(self, records: Sequence[Record]) -> None:
+        with self._in_one_line():
+            self._log(records)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Marks the runs as finished."""
+        with self._in_one_line():
+            for seed in self._seeds:
+                self._client.set_terminated(self._run(seed))
+
+    @contextlib.contextmanager
+    def _in_one_line(self) -> Iterator[None]:
+        """MLflow's errors become a LoggerError that names the file of the runs' identifiers."""
+        try:
+            yield
+        except (self._mlflow.MlflowException, OSError) as error:
+            raise LoggerError(
+                f"loggers 'mlflow', whose runs are in {self._workdir / _IDS}: {error}"
+            ) from error
+
+    def _log(self, records: Sequence[Record]) -> None:
         now = int(1000 * time.time())
         by_seed: dict[int, list[Any]] = {}
         for record in records:
@@ -63,11 +85,6 @@ class MLflowLogger:
             for first in range(0, len(metrics), _MOST_METRICS):
                 part = metrics[first : first + _MOST_METRICS]
                 self._client.log_batch(self._run(seed), metrics=part)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Marks the runs as finished."""
-        for seed in self._seeds:
-            self._client.set_terminated(self._run(seed))
 
     def _run(self, seed: int) -> str:
         self._seeds.add(seed)

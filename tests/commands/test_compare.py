@@ -3,6 +3,7 @@
 import codecs
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -326,6 +327,28 @@ def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match="has no client_examples of 'model_1'"):
         read_run("run", tmp_path / "run")
+
+
+def test_a_private_run_without_clients_metrics_is_ranked_without_its_examples(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("client_examples", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config.setdefault("training", {})["privacy"] = {"metrics": False}
+    path.write_text(json.dumps(config))
+    found = read_run("run", tmp_path / "run")
+    assert all(math.isnan(each.examples) and math.isnan(each.client_flops) for each in found)
+    assert (
+        "run: client examples and FLOPs are left out: training.privacy.metrics"
+        in capsys.readouterr().err
+    )
+    both = [*ENTRIES[:2], found[0]._replace(model="main")]
+    text = drawn(both, "fed_avg", both)
+    assert "nan" not in text and "counted runs have the same budget" in text
 
 
 def test_files_that_begin_with_a_byte_order_mark_are_read(tmp_path):
@@ -715,3 +738,17 @@ def test_parties_on_their_own_examples_have_one_row(tmp_path, monkeypatch):
         path.write_text(json.dumps(content))
     entries = ranking.read_run("run", load_run(tmp_path / "run"), split="client_test")
     assert [(e.model, e.accuracies) for e in entries] == [("all parties", (60.0, 70.0))]
+
+
+def test_runs_whose_models_have_other_names_are_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(compare.report, "show_report", lambda *arguments, **named: 0)
+    settings = SimpleNamespace(model=None, metric="accuracy")
+    others = [*ENTRIES, entry("mine", (50.0,), "shared"), entry("mine", (50.0,), "own")]
+    assert compare._rank(settings, "fed_avg", others, (), None, tmp_path) == 0
+    assert capsys.readouterr().err == (
+        "note: left out: mine, whose models have other names than the baseline's: shared, own "
+        "(--model chooses models)\n"
+    )
+    settings.model = ["own"]
+    assert compare._rank(settings, "fed_avg", others, (), None, tmp_path) == 0
+    assert "left out" not in capsys.readouterr().err

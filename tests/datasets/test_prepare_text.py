@@ -85,6 +85,7 @@ def test_a_cut_off_dump_leaves_nothing(prepare, tmp_path):
         (["--seed=-1"], "--seed must not be negative, got -1"),
         (["--max-examples", "0"], "max_examples must be at least 1, got 0"),
         (["--shares", "1", "0", "0", "0"], "shares must be 4 positive numbers"),
+        (["--shares", "nan", "0.2", "0.2", "0.2"], "shares must be 4 positive numbers"),
     ],
 )
 def test_bad_arguments_are_one_line(prepare, tmp_path, arguments, message):

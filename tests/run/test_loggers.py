@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,3 +219,20 @@ def test_mlflow_goes_where_the_user_has_set(tmp_path, monkeypatch):
     with pytest.raises(LoggerError, match=r"^loggers 'mlflow': ") as error:
         MLflowLogger(tmp_path).start(CONFIG)
     assert "\n" not in str(error.value)
+
+
+def test_errors_of_mlflow_during_a_run_are_one_line(tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+
+    def gone(*arguments, **named):
+        raise mlflow.MlflowException("Run 'x'\nnot found")
+
+    logger = MLflowLogger(tmp_path)
+    logger._client = SimpleNamespace(log_batch=gone, set_terminated=gone)
+    logger._ids = SimpleNamespace(id_of=lambda seed, create: "x")
+    line = {"round": 1, "model": "main", "split": "test", "seed": 0, "accuracy": 0.5}
+    for call in (lambda: logger([line]), lambda: logger.finish({})):
+        with pytest.raises(
+            LoggerError, match=r"^loggers 'mlflow', .*mlflow_runs\.json: Run 'x' not"
+        ):
+            call()
