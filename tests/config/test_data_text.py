@@ -281,7 +281,7 @@ def test_the_demo_prints_its_table_and_continuations(tmp_path):
     for name in ("prose", "code", "mixed"):
         assert name in table
     for name in (METHOD_NAMES[method] for method in METHODS):
-        assert f"{name}, python_source, small" in table and f"{name}, python_source, large" in table
+        assert f"{name}, small" in table and f"{name}, large" in table
 
 
 @pytest.mark.parametrize(
