@@ -33,30 +33,18 @@ UNLABELLED = {"in_domain": None, "cifar10": "data/cifar10"}
 TEACHING = {
     "periodic_codistillation": dict(
         small=dict(
-            learning_rate=3.34772e-4,
-            decay=0.058477,
-            temperature=0.78292,
-            interpolation=0.0965883,
+            learning_rate=3.34772e-4, decay=0.058477, temperature=0.78292, interpolation=0.0965883
         ),
         large=dict(
-            learning_rate=1.49683e-4,
-            decay=0.017363,
-            temperature=0.437032,
-            interpolation=0.131461,
+            learning_rate=1.49683e-4, decay=0.017363, temperature=0.437032, interpolation=0.131461
         ),
     ),
     "merged_codistillation": dict(
         small=dict(
-            learning_rate=2.16162e-3,
-            decay=0.019033,
-            temperature=0.460857,
-            interpolation=0.426545,
+            learning_rate=2.16162e-3, decay=0.019033, temperature=0.460857, interpolation=0.426545
         ),
         large=dict(
-            learning_rate=3.96561e-3,
-            decay=0.0893591,
-            temperature=0.327906,
-            interpolation=0.0396563,
+            learning_rate=3.96561e-3, decay=0.0893591, temperature=0.327906, interpolation=0.0396563
         ),
     ),
 }

@@ -170,6 +170,11 @@ def _without_validation(
         )
     if not share:
         return clients, {}
+    if not count:
+        raise ValueError(
+            f"data.partition.validation must set some of the {clients.num_examples} examples apart, got "
+            f"{share}."
+        )
     is_apart = np.zeros(clients.num_examples, bool)
     if clients.num_clients == 1:
         labels = clients.columns.get("label")
@@ -178,7 +183,7 @@ def _without_validation(
                 "data.partition.validation takes the last examples, which have only the last labels, "
                 "since the data are sorted by label: shuffle them first."
             )
-        is_apart[-count:] = True
+        is_apart[clients.num_examples - count :] = True
     else:
         # With the purpose's name it is another draw than those of the partition with this seed.
         draw = np.random.default_rng([seed, *b"validation"])

@@ -209,13 +209,14 @@ def distillation_loop(
         gradients, (losses, mutable) = jax.grad(loss, has_aux=True)(params)
         if devices > 1:
             # A device may have padding only, on which a network may return NaN.
-            gradients, losses, mutable = jax.tree.map(
-                lambda new, old: jnp.where(jnp.any(mask > 0), new, old),
-                (gradients, losses, mutable),
-                (
-                    *jax.tree.map(jnp.zeros_like, (gradients, losses)),
-                    {name: variables[name].mutable for name in students},
-                ),
+            has_examples = jnp.any(mask > 0)
+            gradients, losses = jax.tree.map(
+                lambda leaf: jnp.where(has_examples, leaf, 0), (gradients, losses)
+            )
+            mutable = jax.tree.map(
+                lambda new, old: jnp.where(has_examples, new, old),
+                mutable,
+                {name: variables[name].mutable for name in students},
             )
         gradients, losses, num_positions = sum_over_devices(
             (gradients, losses, num_positions), axis_name

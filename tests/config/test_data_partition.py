@@ -222,6 +222,15 @@ def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_so
         splits(np.argsort(LABELS, kind="stable"))
 
 
+@pytest.mark.parametrize("offsets", [[0, 120], [0, 60, 120]])
+def test_a_share_of_no_example_is_no_validation(offsets):
+    data = FederatedData.from_arrays(COLUMNS, offsets=offsets)
+    settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.001))
+    message = r"^data\.partition\.validation must set some of the 120 examples apart, got 0\.001"
+    with pytest.raises(ValueError, match=message):
+        repartitioned(data, settings, SEED, 255.0)
+
+
 @pytest.mark.parametrize("name", ["iid", "natural"])
 def test_validation_of_data_that_lie_client_by_client_is_drawn_from_all_of_them(name):
     rows = np.argsort(LABELS, kind="stable")

@@ -504,6 +504,12 @@ def test_small_runs_have_the_papers_shapes():
     assert tuple(shape.widths for shape in TABLE_1) == cifar_fed_md_small.WIDTHS
 
 
+def save_in_both(folder, split):
+    """Prepares a folder that has the same examples for training and test."""
+    splits = {"train": split, "test": split}
+    save_prepared(folder, splits, source="made up", licence="none", arguments={})
+
+
 @pytest.mark.parametrize("run", emnist_fed_md.get_runs())
 def test_letters_are_read_from_prepared_folders(run, tmp_path):
     """Ten parties with the ten networks; public digits and private letters have 16 outputs."""
@@ -512,13 +518,7 @@ def test_letters_are_read_from_prepared_folders(run, tmp_path):
         labels = np.arange(rows, dtype=np.int32) % (10 if name == "mnist" else 8)
         columns = {"image": np.zeros((rows, 28, 28, 1), np.uint8), "label": labels}
         split = FederatedData.from_arrays(columns, offsets=np.arange(0, rows + 1, 30))
-        save_prepared(
-            tmp_path / name,
-            {"train": split, "test": split},
-            source="made up",
-            licence="none",
-            arguments={},
-        )
+        save_in_both(tmp_path / name, split)
     config.data.update(public_folder=str(tmp_path / "mnist"), folder=str(tmp_path / "emnist"))
     config.algorithm.alignment_size = 30
     experiment = build_experiment(config)
@@ -535,13 +535,7 @@ def test_an_image_of_two_parties_is_not_one_of_their_tests(tmp_path):
         columns = {"image": image, "label": labels, "coarse_label": labels % 20}
         split = FederatedData.from_arrays(columns, offsets=[0, len(labels)])
         config.data[name] = str(tmp_path / name)
-        save_prepared(
-            tmp_path / name,
-            {"train": split, "test": split},
-            source="made up",
-            licence="none",
-            arguments={},
-        )
+        save_in_both(tmp_path / name, split)
     with config.unlocked():
         config.data.update(num_parties=6, per_class=3, client_test_share=0.25)
     with pytest.raises(ValueError, match=r"^data\.client_test_share must be None with [^\n]*$"):
