@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_one_device
 import pytest
 from personal_runs import (
     CLASSES,
@@ -20,6 +21,7 @@ from personal_runs import (
     step,
     weighted_mean,
 )
+from softmax_regression import softmax_regression
 
 from fedcodist.algorithms.clients.apfl import APFLHyper, apfl
 from fedcodist.algorithms.clients.ditto import DittoHyper, ditto
@@ -323,3 +325,13 @@ def test_bad_input_is_one_line(make, message):
     with pytest.raises((TypeError, ValueError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", [p_fed_me, per_fed_avg])
+def test_clients_without_examples_have_no_weight(method):
+    model = softmax_regression(on_one_device.FEATURES, on_one_device.CLASSES)
+    trained = method(model, LocalTraining(batch_size=3))
+    alone, _ = on_one_device.on_one_device(trained, [3], rounds=1)
+    with_others, _ = on_one_device.on_one_device(trained, [3, 0, 0], rounds=1)
+    np.testing.assert_allclose(with_others, alone, rtol=1e-5)
+    assert np.abs(alone - model.init(jax.random.key(0)).params["w"]).max() > 1e-3

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from on_one_device import on_one_device
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -16,7 +17,7 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData, Cohort, Inputs, Round
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
@@ -283,24 +284,6 @@ def test_bad_input_is_one_line():
         variates(clients=0)
     with pytest.raises(ValueError, match=r"hyper\.proximal_weight must be .*at least 0, got -1"):
         prox(-1)
-
-
-def on_one_device(method, sizes, execution=Execution(), rounds=2):
-    """The weights and the clients' states after rounds of all clients; sizes are at most 3."""
-    data, count = random_clients((3,), FEATURES, CLASSES), len(sizes)
-    columns = {name: jnp.asarray(column) for name, column in data.columns.items()}
-    pool = Pool(method, np.arange(count), count)
-    algorithm = independent_pools({"pool": pool}, columns, execution)
-    states = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
-        {"pool": method.init_client_state()},
-    )
-    cohort = Cohort(columns, jnp.arange(count), jnp.zeros(count, int), jnp.asarray(sizes), 3)
-    state = algorithm.init(jax.random.key(0))
-    for number in range(rounds):
-        inputs = Round(jnp.int32(number), jax.random.key(number), Inputs({"pool": cohort}, {}))
-        state, states, _ = algorithm.round(state, states, inputs, algorithm.hyper)
-    return method.variables(state["pool"]).params["w"], states["pool"]
 
 
 def test_batches_of_padding_alone_change_no_full_gradient():
