@@ -160,7 +160,7 @@ def ratios(record: Mapping[str, Any], name: str) -> list[float]:
 def plot(measured: Sequence[Mapping[str, Any]]):
     """Each peer's cold start divided by ours, a line for each workload of the records."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     from fedcodist.report.styles import COLOURS, MARKERS
 
@@ -178,8 +178,10 @@ def plot(measured: Sequence[Mapping[str, Any]]):
             axis.plot(*zip(*points, strict=True), linestyle="none", label=peer, **style)
     axis.axvline(1, color="0.3", linewidth=0.8)
     axis.set_xscale("log")
-    for which in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-        which(FuncFormatter(lambda value, _: f"{value:g}"))
+    as_written = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_major_formatter(as_written)
+    axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels of all would touch one another
+    axis.xaxis.set_minor_formatter(as_written)
     axis.set_xlabel("Time to the result divided by that of fedcodist (above 1: slower)")
     axis.set_yticks(range(len(measured)), [record["measured"] for record in measured])
     axis.set_ylim(len(measured) - 0.5, -0.5)

@@ -333,6 +333,11 @@ def _image_preprocess(
             "none": None,
         },
     )
+    if draw is None and padding:
+        raise ValueError(
+            f"data.padding must be 0 with data.augmentation='none', whose crops are central, got "
+            f"{padding}."
+        )
     colours = augmentation.normalise(*normalisation(settings, image_shape))
     crops: tuple[Any, ...] = (augmentation.centre_crop(size, size),) if size is not None else ()
     plain = augmentation.image_preprocess(*crops, colours)

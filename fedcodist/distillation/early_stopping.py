@@ -83,7 +83,7 @@ def distill_until(
     def block(carry: Search) -> Search:
         training, best_students, best, best_at, done = carry
         training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
-        trained = agree_on_mutable(training[0], axis_name)
+        trained = agree_on_mutable(training[0], settings.batch_size, axis_name)
         accuracy = stopping.accuracy(trained)
         now = done + stopping.every
         for name in students:

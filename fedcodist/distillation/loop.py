@@ -145,7 +145,7 @@ def distill(
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
     first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
-    return Distilled(agree_on_mutable(trained, axis_name), first, last)
+    return Distilled(agree_on_mutable(trained, settings.batch_size, axis_name), first, last)
 
 
 def distillation_loop(
@@ -212,11 +212,6 @@ def distillation_loop(
             has_examples = jnp.any(mask > 0)
             gradients, losses = jax.tree.map(
                 lambda leaf: jnp.where(has_examples, leaf, 0), (gradients, losses)
-            )
-            mutable = jax.tree.map(
-                lambda new, old: jnp.where(has_examples, new, old),
-                mutable,
-                {name: variables[name].mutable for name in students},
             )
         gradients, losses, num_positions = sum_over_devices(
             (gradients, losses, num_positions), axis_name
@@ -412,17 +407,24 @@ def _num_positions(outputs: Mapping[str, Any], mask: jax.Array) -> jax.Array | N
 
 
 def agree_on_mutable(
-    students: Mapping[str, Variables], axis_name: str | None
+    students: Mapping[str, Variables], batch_size: int, axis_name: str | None
 ) -> dict[str, Variables]:
-    """Averages mutable state over devices.
+    """Averages mutable state over the devices that have examples of batches of `batch_size`.
 
     In a network that does not use `axis_name`, a device's statistics are those of its part of batches.
     """
     if axis_name is None:
         return dict(students)
-    devices = jax.lax.axis_size(axis_name)
-    total = sum_over_devices({n: values.mutable for n, values in students.items()}, axis_name)
-    mean = jax.tree.map(lambda leaf: (leaf / devices).astype(leaf.dtype), total)
+    devices, device = this_device(axis_name)
+    share = -(-batch_size // devices)
+    has_examples, count = device * share < batch_size, -(-batch_size // share)
+    # The statistics of padding only may be NaN.
+    own = jax.tree.map(
+        lambda leaf: jnp.where(has_examples, leaf, jnp.zeros_like(leaf)),
+        {name: values.mutable for name, values in students.items()},
+    )
+    total = sum_over_devices(own, axis_name)
+    mean = jax.tree.map(lambda leaf: (leaf / count).astype(leaf.dtype), total)
     return {name: values._replace(mutable=mean[name]) for name, values in students.items()}
 
 

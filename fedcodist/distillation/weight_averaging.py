@@ -120,4 +120,4 @@ def distill_averaged(
         mutable, _ = jax.lax.scan(update_statistics, mutable, jnp.arange(batches))
     averaged = {name: Variables(params[name], mutable[name]) for name in students}
     first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
-    return Distilled(agree_on_mutable(averaged, axis_name), first, last)
+    return Distilled(agree_on_mutable(averaged, settings.batch_size, axis_name), first, last)

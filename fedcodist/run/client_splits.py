@@ -126,8 +126,8 @@ def _with_place(experiment: Any) -> Iterator[tuple[str, str, ClientSplit]]:
 def _check_unseen(where: str, train: FederatedData, algorithm: FederatedAlgorithm) -> None:
     if any(models.client_states is not None for models in all_client_models(algorithm).values()):
         raise ValueError(
-            f"{where}.train must not be given for {algorithm.name}, where a client who takes no part "
-            "has no model."
+            f"{where}.train must not be given for {algorithm.name} (data.unseen_clients must be None in "
+            "a config): a client who takes no part has no model."
         )
     if (train.client_sizes == 0).any():
         empty = str(train.client_ids[int(np.argmin(train.client_sizes))])

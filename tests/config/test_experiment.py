@@ -517,6 +517,10 @@ def test_the_papers_networks_are_built_for_them(prepared):
         (lambda config: config.data.update(crop=33), "data.crop must be at most the images' 32"),
         (lambda config: config.data.update(crop=0), "data.crop must be at least 1, got 0"),
         (lambda config: config.data.update(padding=-1), "data.padding must be at least 0, got -1"),
+        (
+            lambda config: config.data.update(padding=4, augmentation="none"),
+            "data.padding must be 0 with data.augmentation='none', .* got 4",
+        ),
         (lambda config: config.data.update(augmentation="no"), "data.augmentation must be one of"),
         (
             lambda config: config.data.update(num_unlabelled=5),

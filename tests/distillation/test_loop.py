@@ -406,14 +406,20 @@ def test_mixup_names_its_inputs():
         _distilled_outputs(lambda variables, batch: 0.0, mixup_beta=2.0, inputs="x")
 
 
-def test_a_device_without_real_examples_does_not_spread_what_its_network_returns():
-    """Batch statistics of padding alone are 0 / 0; here they make the whole output NaN."""
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_a_device_without_real_examples_does_not_spread_what_its_network_returns(synchronised):
+    """Batch statistics of padding alone are 0 / 0; here they make the whole output NaN.
+
+    Those of all devices together are the same on each, with examples or without.
+    """
 
     def centred(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
         images = batch["image"]
         if not train:
             return images @ variables.params, variables.mutable
-        mean = jnp.sum(images * mask[:, None], 0) / jnp.sum(mask)
+        sums = jnp.sum(images * mask[:, None], 0), jnp.sum(mask)
+        total, count = jax.lax.psum(sums, axis_name) if synchronised and axis_name else sums
+        mean = total / count
         return (images - mean) @ variables.params, {"mean": mean}
 
     model = MODEL._replace(apply=centred)
@@ -446,5 +452,7 @@ def test_a_device_without_real_examples_does_not_spread_what_its_network_returns
         )
     )()
     assert np.isfinite(on_each.students["student"].params).all()
-    assert np.isfinite(on_each.students["student"].mutable["mean"]).all()
+    parts = [images] if synchronised else [images[:2], images[2:4], images[4:]]
+    expected = np.mean([part.mean(0) for part in parts], axis=0)
+    np.testing.assert_allclose(on_each.students["student"].mutable["mean"], expected, rtol=1e-5)
     assert np.isfinite(on_each.last_loss["student"])

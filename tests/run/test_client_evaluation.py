@@ -359,3 +359,16 @@ def test_methods_with_private_parts_are_fine_tuned_as_a_whole(dealt):
         assert found == pytest.approx(expected, rel=1e-4)
     losses = {name: measured[name].metrics["loss"] for name in measured if name.startswith("per")}
     assert (losses["per_personal"] != losses["per_personal_fine_tuned"]).all()
+
+
+def test_a_party_that_never_trains_has_no_model(data):
+    seen, unseen = unseen_clients(data.select([0, 2, 3, 4]), 2)
+    train, _ = train_test_within_clients(seen, 0.3)
+    of_unseen, test = train_test_within_clients(unseen, 0.3)
+    algorithm = fc.local_only({"all": fc.PartyGroup(MODEL, [0, 1])}, TRAINING)
+    splits = {"unseen": ClientSplit(test, of_unseen)}
+    message = (
+        r"data\.unseen_clients must be None in a config\): a client who takes no part has no model"
+    )
+    with pytest.raises(ValueError, match=message):
+        fc.run_experiment(experiment(train, algorithm, client_splits=splits), show_progress=False)

@@ -7,6 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from on_one_device import CLASSES as LABELS
+from on_one_device import FEATURES as INPUTS
+from on_one_device import on_one_device
+from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses
@@ -134,3 +138,14 @@ def test_without_learning_nothing_moves_and_nothing_is_a_nan(exchange):
     nothing = metrics["pool/client_bytes_up"] == 4  # the weight
     assert nothing == (exchange == "epoch_delta")
     assert metrics["pool/client_bytes_up"] <= tree_bytes(student) + 4
+
+
+def test_clients_without_examples_have_no_weight():
+    model = softmax_regression(INPUTS, LABELS)
+    columns = random_clients((3,), INPUTS, LABELS).columns
+    training, hyper = LocalTraining(batch_size=3), FedKDHyper(0.05, 0.05)
+    method = fed_kd(model, model, columns, training, hyper=hyper)
+    alone, _ = on_one_device(method, [3], rounds=1)
+    with_others, _ = on_one_device(method, [3, 0, 0], rounds=1)
+    np.testing.assert_allclose(with_others, alone, rtol=1e-5)
+    assert np.abs(alone - model.init(jax.random.key(0)).params["w"]).max() > 1e-3
