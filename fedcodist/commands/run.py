@@ -5,7 +5,7 @@ r"""Runs one experiment from a config file.
 --config is a file, or the name of a config that comes with the package; :RUN after it is one of its
 runs. The same command continues a run that was stopped. On a CPU it starts one process per core. On
 several machines, each runs the command with --distributed or --coordinator (see BUILD.md).
-`python -m experiments.main --config FILE --workdir FOLDER` is the same.
+`python -m fedcodist.commands.run --config FILE --workdir FOLDER` is the same.
 """
 
 import sys

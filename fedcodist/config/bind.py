@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from fedcodist.config.references import called_with_settings
 from fedcodist.config.settings import ALLOWED
 
 
@@ -28,7 +29,8 @@ def bind(
 
     Raises:
       ValueError, TypeError: names the setting. It is missing, the function has no such argument, or the
-        function refuses the value; then its message has the setting in place of the argument.
+        function refuses the value; then its message has the setting in place of the argument. Any other
+        error in a function of one's own becomes one line that names its module and the line there.
     """
     names = accepted(function, given)
     for name, value in settings.items():
@@ -71,7 +73,9 @@ def bind(
     needed = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
     _check_complete(arguments, needed, prefix)
     with _of_settings(paths, prefix, given):
-        return function(**arguments)
+        if function.__module__.startswith("fedcodist."):
+            return function(**arguments)
+        return called_with_settings(prefix.rstrip("."), function, arguments)
 
 
 def offered(

@@ -11,12 +11,13 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.clients.fed_avg import constant, linear_decay
 from fedcodist.config.bind import bind, offered
-from fedcodist.config.config_errors import choice, named
+from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
 from fedcodist.config.networks import model_of, module_of, submodel_of
 from fedcodist.config.optimizers import optimizer_of, with_momentum
 from fedcodist.config.privacy import example_privacy_of
+from fedcodist.config.references import choice_or_reference
 from fedcodist.config.registry import Entry, client_entry, function_of
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining
@@ -90,7 +91,9 @@ def server_optimizer(config: ConfigDict) -> Any:
 def server_schedule(config: ConfigDict) -> Any:
     """A function: (the server's learning rate, round) -> the learning rate in this round."""
     schedules = {"constant": constant, "linear_decay": linear_decay(config.rounds)}
-    return choice("training.server_schedule", config.training.server_schedule, schedules)
+    return choice_or_reference(
+        "training.server_schedule", config.training.server_schedule, schedules
+    )
 
 
 def _submodel(clients: Clients) -> tuple[Model, Any]:

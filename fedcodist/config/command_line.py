@@ -92,9 +92,21 @@ def refuse(error: Exception) -> int:
     """Prints the error in one line and returns the exit status of a user's mistake."""
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
-    text = f"the config lacks {error.args[0]}" if isinstance(error, KeyError) else error
+    text: Any = error
+    if isinstance(error, KeyError):
+        text = f"the config lacks {error}" if _is_of_config(error) else f"KeyError: {error}"
     print(f"error: {' '.join(str(text).split())}", file=sys.stderr, flush=True)
     return launch.USER_ERROR
+
+
+def _is_of_config(error: KeyError) -> bool:
+    """Whether a config lacks a setting that was looked up; ConfigDict names it in its message."""
+    trace = error.__traceback__
+    if trace is None:  # the argument of the AttributeError that ConfigDict raises
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(trace.tb_frame.f_locals.get("self"), ConfigDict)
 
 
 def show_warnings(shown: bool) -> None:

@@ -22,7 +22,7 @@ clients, whose examples lie together.
 `feature_rotation`; both change the clients' images and no other split.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.references import choice_or_reference
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_number, shown
 from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import (
@@ -82,8 +82,16 @@ def repartitioned(
     given = offered(deal, _OFFERS, clients, settings.name)
     _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
+    if not isinstance(partition, Sequence | Mapping):
+        raise ValueError(
+            f"data.partition.name {settings.name!r} must return a list with the indices of each "
+            f"client's examples, or a mapping, got {shown(partition)}."
+        )
     columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
-    train = FederatedData.from_arrays(columns, partition=partition, allow_empty=clients.allow_empty)
+    with named("data.partition: "):
+        train = FederatedData.from_arrays(
+            columns, partition=partition, allow_empty=clients.allow_empty
+        )
     if rotations := settings.get("feature_rotations"):
         images = train.columns.get("image")
         if images is None or images.ndim < 3:

@@ -9,16 +9,31 @@ import optax
 from ml_collections import ConfigDict
 
 from fedcodist.config.config_errors import choice
+from fedcodist.config.references import function_at, is_reference
 from fedcodist.core.checks import check_number
 from fedcodist.core.local_training import OptimizerFactory
 
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
-    """An optax optimizer by its name; `epsilon` is passed to optimizers that have one."""
-    optimizer: Any = getattr(optax, name, None)
+    """An optax optimizer by its name, or the function of the learning rate that a reference names.
+
+    Args:
+      setting: for messages.
+      name: of the optimizer, or "package.module:function".
+      epsilon: passed to optimizers that have an argument `eps`.
+
+    Raises:
+      ValueError, TypeError: names the setting.
+    """
+    optimizer: Any = (
+        function_at(setting, name) if is_reference(name) else getattr(optax, name, None)
+    )
     accepted = inspect.signature(optimizer).parameters if callable(optimizer) else ()
     if "learning_rate" not in accepted:
-        raise ValueError(f"{setting} must be the name of an optax optimizer, got {name!r}.")
+        raise ValueError(
+            f"{setting} must be the name of an optax optimizer, or package.module:function with an "
+            f"argument learning_rate, got {name!r}."
+        )
     if epsilon is not None:
         check_number(setting.replace("optimizer", "epsilon"), epsilon, low=0)
         if "eps" in accepted:

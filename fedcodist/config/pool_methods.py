@@ -67,7 +67,10 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """The method of pools that a config's `algorithm` names."""
     entry = algorithm_entry(config)
     function = independent_pools if entry.name == BASELINE else function_of(entry)
-    given = offered(function, OFFERS, config, data, of_the_library=_OF_SINGLE_METHODS)
+    of_the_library = set(_OF_SINGLE_METHODS)
+    if all("teaching" in pool for pool in config.pools.values()):
+        of_the_library.remove("teaching")  # which a codistillation of one's own gets too
+    given = offered(function, OFFERS, config, data, of_the_library=of_the_library)
     build = functools.partial(bind, function, config.algorithm, "algorithm.")
     if measured := tuple(config.algorithm.get("measured", ())):
         pool = given.pop("pool")

@@ -11,14 +11,13 @@ for random augmentation. The functions are traced. Preprocessing for evaluation 
 default it is that of training.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from fedcodist.config.references import called, function_at, signature_of
-from fedcodist.core.batches import Preprocess
+from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.data.federated_data import FederatedData
 
 # Settings of `data` that are not the loading function's.
@@ -68,20 +67,15 @@ def referenced_preprocessing(settings: ConfigDict) -> dict[str, Preprocess]:
     """The functions that `data.preprocess` and `data.evaluation_preprocess` refer to.
 
     Raises:
-      ValueError: names the setting: there is no such function, or it has other arguments.
+      ValueError: names the setting: there is no such function.
+      TypeError: names the setting: the function has other arguments.
     """
     functions: dict[str, Preprocess] = {}
     for name in PREPROCESSING:
         if (reference := settings.get(name)) is None:
             continue
         function = function_at(f"data.{name}", reference)
-        try:
-            inspect.signature(function).bind(None, None, None)
-        except TypeError:
-            raise ValueError(
-                f"data.{name} {reference!r} must be a function (batch, key, positions) -> batch, got "
-                f"one of {inspect.signature(function)}."
-            ) from None
+        check_preprocess(f"data.{name} {reference!r}", function)
         functions[name] = function
     if "preprocess" in functions:
         functions.setdefault("evaluation_preprocess", functions["preprocess"])

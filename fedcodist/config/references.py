@@ -11,10 +11,12 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedcodist.config.config_file import line_of, reason_of
 
+_LIBRARY = str(Path(__file__).parents[1])  # the package's folder
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -103,6 +105,30 @@ def called(
         raise ValueError(f"{setting} {reference!r}: {told}") from error
 
 
+def called_with_settings(
+    group: str, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> Any:
+    """Calls a reference's function with arguments that a config's group sets.
+
+    Raises:
+      ValueError: names the group, the function, and the line in its module where it failed.
+      ValueError, TypeError: as it was raised: its message begins with an argument, or the library, which
+        the function called, raised it.
+    """
+    try:
+        return function(**arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        is_of_argument = re.match(r"\w*", str(error)).group() in arguments  # type: ignore[union-attr]
+        is_refusal = isinstance(error, ValueError | TypeError)
+        if is_refusal and (is_of_argument or _is_of_the_library(error)):
+            raise
+        told = _told(error, getattr(inspect.getmodule(function), "__file__", None))
+        reference = f"{function.__module__}:{function.__qualname__}"
+        raise ValueError(f"{group} {reference!r}: {told}") from error
+
+
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """A function's signature; for a class that of its `__init__`, which NNX's metaclass hides.
 
@@ -113,6 +139,17 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     signature = inspect.signature(function.__init__)  # type: ignore[misc]
     return signature.replace(parameters=list(signature.parameters.values())[1:])  # without self
+
+
+def _is_of_the_library(error: BaseException) -> bool:
+    """Whether the library raised the error, or a function that it called, for who called the library."""
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return any(
+        file.startswith(_LIBRARY) for file in files[1:]
+    )  # the first is `called_with_settings`
 
 
 def _told(error: BaseException, file: str | None) -> str:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_function
+
 # (batch, key, positions in the whole batch) -> batch; traced inside the step.
 Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
 
@@ -40,6 +42,11 @@ def places(step: Any, size: int, count: Any) -> Places:
     return Places(positions, indices, positions < count)
 
 
+def check_preprocess(name: str, preprocess: Any) -> None:
+    """Raises TypeError that names the argument unless it is a function of a batch, key and positions."""
+    check_function(name, preprocess, ("batch", "key", "positions"), "batch")
+
+
 def read(
     columns: Mapping[str, jax.Array],
     indices: jax.Array,
@@ -55,10 +62,23 @@ def read(
       preprocess: (batch, key, positions) -> batch.
       key: of random augmentation.
       positions: int32 [size], each example's position in the whole batch, of which this may be a part.
+
+    Raises:
+      ValueError: `preprocess` looks up a column that is not there.
+      TypeError: `preprocess` returns no columns.
     """
-    return dict(
-        preprocess({name: column[indices] for name, column in columns.items()}, key, positions)
-    )
+    batch = {name: column[indices] for name, column in columns.items()}
+    try:
+        preprocessed = preprocess(dict(batch), key, positions)
+    except KeyError as error:
+        raise ValueError(
+            f"preprocess looks up {error}, which is not there: the columns are {sorted(batch)}."
+        ) from error
+    if not isinstance(preprocessed, Mapping):
+        raise TypeError(
+            f"preprocess must return a batch, arrays by name, got {type(preprocessed).__name__}."
+        )
+    return dict(preprocessed)
 
 
 def on_all(

@@ -3,6 +3,7 @@
 All `check_...` functions raise ValueError or TypeError that names the argument.
 """
 
+import inspect
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -75,6 +76,21 @@ def check_stream(size: str, batch_size: Any, steps: str, count: Any, low: int = 
             f"{steps} must be at most {LARGEST_INTEGER // batch_size:,} with batches of {batch_size}, "
             f"got {count}."
         )
+
+
+def check_function(name: str, value: Any, arguments: Collection[str], result: str) -> None:
+    """Raises TypeError that names the argument unless it is a function of these arguments, in order."""
+    promise = f"{name} must be a function ({', '.join(arguments)}) -> {result}"
+    if not callable(value):
+        raise TypeError(f"{promise}, got {shown(value)}.")
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # functions written in C may have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise TypeError(f"{promise}, got one of {signature}.") from None
 
 
 def check_boolean(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import batches, keys
-from fedcodist.core.batches import Preprocess
+from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
@@ -52,6 +52,7 @@ def check_training(
     check_factory(f"{name}.optimizer", training.optimizer, learning_rate)
     check_integer(f"{name}.batch_size", training.batch_size, low=1)
     check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
+    check_preprocess(f"{name}.preprocess", training.preprocess)
 
 
 def check_plain_gradients(method: str, training: LocalTraining) -> None:

@@ -68,7 +68,7 @@ def check_method(
         "method.client_update",
         lambda *arguments: _as_result(method.client_update(*arguments)),
         *(message, client_state, data, key, hyper),
-        hint=f": the columns are {sorted(columns)}",
+        hint=f": the columns are {sorted(columns)} before preprocessing",
     )
     check_same(
         "method.client_update must return a client state as method.init_client_state makes it",

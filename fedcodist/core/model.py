@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape
 from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
@@ -105,6 +107,7 @@ def from_flax_linen(
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
+      TypeError: `example` is no array, `loss` no function of outputs and batch, or `metrics` no mapping.
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
         dropout or batch statistics are never on; names a loss or metric that is not one number per
         example.
@@ -116,6 +119,7 @@ def from_flax_linen(
     >>> outputs.shape
     (2, 10)
     """
+    example = _checked_example(example)
     call = read_call("module", module, module.__call__, (TRAIN, "mask"))
     if TRAIN not in call.accepted:
         flags = {name: getattr(module, name, ...) for name in module.__dataclass_fields__}
@@ -190,6 +194,7 @@ def from_flax_nnx(
     """
     from flax import nnx
 
+    example = _checked_example(example)
     template: Any = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
     call = read_call(
         "create", template, template.__call__, (TRAIN, "mask", "axis_name"), has_modes=True
@@ -261,6 +266,7 @@ def from_haiku(
     check_installed("from_haiku", "haiku", "haiku")
     import haiku as hk
 
+    example = _checked_example(example)
     flags = (TRAIN, "is_training")
     call = read_call("network", network, network, (*flags, "mask", "axis_name"), flags)
     transformed = hk.transform_with_state(network)
@@ -320,6 +326,19 @@ def check_stateless(name: str, model: Model) -> None:
         raise ValueError(f"{name} must have no mutable state, such as batch statistics.")
 
 
+def _checked_example(example: Any) -> Any:
+    """The inputs, as JAX has them. Raises TypeError unless they are arrays with a batch axis."""
+    for leaf in example.values() if isinstance(example, Mapping) else [example]:
+        if not len(getattr(leaf, "shape", ())) or not hasattr(leaf, "dtype"):
+            raise TypeError(
+                f"example must be an array [batch, ...], such as jnp.zeros((1, 28, 28, 1)), got "
+                f"{shown(leaf)}."
+            )
+    # JAX warns where it initialises with NumPy's float64.
+    to_jax = lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+    return jax.tree.map(to_jax, example)
+
+
 def _finish(
     init: Callable[[jax.Array], Variables],
     apply: Callable[..., tuple[Any, PyTree]],
@@ -327,6 +346,9 @@ def _finish(
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None,
     example_batch: Mapping[str, Any],
 ) -> Model:
+    check_function("loss", loss, ("outputs", "batch"), "losses [batch]")
+    if not isinstance(metrics, Mapping | None):
+        raise TypeError(f"metrics must be statistics by name, got {shown(metrics)}.")
     variables = jax.eval_shape(init, _key_shape())
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     cases = cases_by_shape(example_batch, outputs_of)

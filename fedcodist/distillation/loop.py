@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import batches, keys
-from fedcodist.core.batches import Preprocess
+from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_integer, check_number, check_stream
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
@@ -89,6 +89,7 @@ def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
     )
     check_integer("num_unlabelled", num_unlabelled, low=1)
     check_factory("distillation.optimizer", distillation.optimizer)
+    check_preprocess("distillation.preprocess", distillation.preprocess)
     check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
     divergence_of(distillation)
 

@@ -94,7 +94,24 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
             f"algorithm.select must return the clients of every pool of algorithm.client_states, "
             f"{missing[0]!r} is missing."
         )
+    if not getattr(algorithm.select, "__module__", "").startswith("fedcodist."):
+        _check_selected(algorithm)
     return selection
+
+
+def _check_selected(algorithm: Any) -> None:
+    """Raises ValueError unless a `select` of one's own names clients that there are, none twice."""
+    selection = algorithm.select(jnp.int32(0), jax.random.key(0))
+    for name, clients in selection.clients.items():
+        found, counts = np.unique(np.asarray(clients), return_counts=True)
+        outside = found[(found < 0) | (found >= algorithm.num_clients)]
+        wrong = outside if len(outside) else found[counts > 1]
+        if len(wrong):
+            raise ValueError(
+                f"algorithm.select must return clients[{name!r}] from 0 to "
+                f"{algorithm.num_clients - 1}, none twice, got {wrong[0]} in round 0"
+                f"{'' if len(outside) else ' twice'}."
+            )
 
 
 def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> Any:

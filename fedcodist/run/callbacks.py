@@ -11,7 +11,7 @@ whatever else it names among its parameters:
 - `history`: all metrics lines of the run so far, including `records` and the lines from before a resume.
   A callback that decides by them alone decides the same in a run that was interrupted.
 
-It returns a `Decision`, or anything else for none. An object may have these methods too:
+It returns a `Decision`, or None. An object may have these methods too:
 
 - `check(experiment)`: called before anything compiles; raises ValueError with one line.
 - `start(config)`: called whenever the run is started; its config is a dictionary, empty without one.
@@ -30,6 +30,9 @@ from fedcodist.core.devices import from_all_processes
 from fedcodist.run.metrics_lines import Record
 
 Callback = Callable[..., Any]
+
+# What a callback gets beside its records, if it has parameters of these names.
+_FURTHER = ("models", "history")
 
 
 class Decision(NamedTuple):
@@ -51,6 +54,7 @@ def check_callbacks(callbacks: Any, experiment: Any) -> None:
     for callback in callbacks:
         if not callable(callback):
             raise TypeError(f"callbacks must be functions of records, got {shown(callback)}.")
+        _check_parameters(callback)
         if hasattr(callback, "check"):
             callback.check(experiment)
 
@@ -81,18 +85,38 @@ def call_callbacks(
       callbacks: empty in all processes but the first.
       records, models, history: what callbacks get.
     """
-    further = {"models": models, "history": history}
+    further = dict(zip(_FURTHER, (models, history), strict=True))
     decisions = []
     for callback in callbacks:
         wanted = _parameters(callback)
         arguments = {name: value for name, value in further.items() if name in wanted}
         decision = callback(records, **arguments)
+        if isinstance(decision, bool):  # which looks like a decision to stop
+            raise TypeError(
+                f"callbacks must return a Decision, such as Decision(stop='a reason'), or None, got "
+                f"{decision}."
+            )
         if isinstance(decision, Decision):
             decisions.append(decision)
     why = "; ".join(decision.stop for decision in decisions if decision.stop)
     keep = any(decision.keep for decision in decisions)
     code = from_all_processes(2 * bool(why) + keep)[0]
     return Decision(stop=(why or "as process 0 decided") if code >= 2 else "", keep=bool(code % 2))
+
+
+def _check_parameters(callback: Callback) -> None:
+    try:
+        signature = inspect.signature(callback)
+    except ValueError:  # functions written in C, such as a list's `append`
+        return
+    arguments = {name: None for name in _FURTHER if name in signature.parameters}
+    try:
+        signature.bind(None, **arguments)
+    except TypeError as error:
+        raise TypeError(
+            "callbacks must be functions of records, and of models and history if they have these "
+            f"parameters, got one of {signature}: {error}."
+        ) from None
 
 
 def _parameters(callback: Callback) -> set[str]:

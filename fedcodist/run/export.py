@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedcodist.core.checks import shown
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors
 
@@ -28,8 +29,15 @@ def save_model(
       metadata: strings kept in the file's header.
 
     Raises:
+      TypeError: `variables` are not Variables.
       OSError: the file cannot be written; an existing file stays unchanged.
     """
+    if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
+        raise TypeError(
+            f"variables must be Variables, of params and mutable, got {shown(variables)}."
+        )
+    if not (folder := Path(path).parent).is_dir():
+        raise FileNotFoundError(f"there is no folder {folder} to write {Path(path).name} to.")
     tensors = {
         "/".join((part, *(_written(key.key) for key in keys))): np.asarray(leaf, order="C")
         for part, tree in zip(("params", "mutable"), variables, strict=True)

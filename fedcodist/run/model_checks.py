@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist.core import padding_checks
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
+from fedcodist.core.method_checks import check_variables, traced
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import Filled
 from fedcodist.run.client_splits import all_splits
@@ -51,7 +52,9 @@ def _predictors(
     for pool, models in algorithm.personal_models.items():
         client_state = algorithm.client_states[pool].first
         for name, personal in models.items():
-            variables = jax.eval_shape(personal.variables, state, client_state)
+            where = f"algorithm.personal_models[{pool!r}][{name!r}].variables"
+            variables = traced(where, personal.variables, state, client_state)
+            check_variables(where, variables)
             yield name, (_predictor_of(personal), variables)
 
 

@@ -294,4 +294,7 @@ def _check_addressable(federated: FederatedData) -> None:
         )
     if (federated.client_sizes == 0).any():
         empty = str(federated.client_ids[int(np.argmin(federated.client_sizes))])
-        raise ValueError(f"every client must have at least one example, client {empty!r} has none.")
+        raise ValueError(
+            f"every client must have at least one example, client {empty!r} has none: leave such "
+            "clients out with select(numpy.flatnonzero(data.client_sizes))."
+        )

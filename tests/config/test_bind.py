@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.settings import ALLOWED
+from fedcodist.core.checks import check_number
 
 
 class Hyper(NamedTuple):
@@ -136,3 +137,34 @@ def test_an_argument_goes_before_a_field_of_its_name():
         return weight, hyper
 
     assert bind(both, {"weight": 3}, "x.") == (3, Hyper())
+
+
+def _looks_up(steps: int):
+    return {"one": 1}[str(steps)]
+
+
+def _fails(steps: int):
+    raise RuntimeError(f"no {steps}\nat all")
+
+
+def _refuses(steps: int):
+    raise ValueError("a whole number of cycles is needed")
+
+
+def _calls_the_library(steps: int):
+    check_number("hyper.rate", -steps, low=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_looks_up, r"^algorithm '.*:_looks_up': KeyError: '3' \(test_bind.py, line \d+\)$"),
+        (_fails, r"^algorithm '.*:_fails': RuntimeError: no 3 at all \(test_bind.py, line"),
+        (_refuses, r"^algorithm '.*:_refuses': a whole .* is needed \(test_bind.py, line"),
+        (_calls_the_library, r"^hyper.rate must be at least 0, got -3"),
+    ],
+)
+def test_an_error_in_a_function_of_ones_own_names_its_line(function, message):
+    with pytest.raises(ValueError, match=message) as error:
+        bind(function, {"steps": 3}, "algorithm.")
+    assert "\n" not in str(error.value)

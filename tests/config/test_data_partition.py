@@ -277,3 +277,29 @@ def test_rotations_need_images():
         ValueError, match=r"^data\.partition\.feature_rotations needs a column 'image'"
     ):
         repartitioned(data, settings, SEED, None)
+
+
+def deals_nothing(labels):
+    return None
+
+
+def leaves_a_client_out(labels):
+    return [np.arange(len(labels)), np.array([], int)]
+
+
+def looks_too_far(labels):
+    return labels[10**6]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deals_nothing", r"^data\.partition\.name .* must return a list with the .* got None"),
+        ("leaves_a_client_out", r"^data\.partition: client '1' has no examples"),
+        ("looks_too_far", r"^data\.partition '.*:looks_too_far': IndexError: .*partition.py, line"),
+    ],
+)
+def test_mistakes_of_a_partition_of_ones_own_are_one_line(name, message):
+    with pytest.raises(ValueError, match=message) as error:
+        dealt(name=f"{__name__}:{name}")
+    assert "\n" not in str(error.value)

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 import fedcodist
 from fedcodist.config import defaults
 from fedcodist.config.bind import bind, offered
+from fedcodist.config.client_methods import server_optimizer, server_schedule
 from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.graph_methods import decentralised_groups
@@ -32,7 +33,7 @@ from fedcodist.run.stopping import KeepBest, StopEarly
 ROOT = Path(fedcodist.__file__).parents[1]
 CONFIG = ROOT / "fedcodist" / "configs" / "your_own.py"
 MODULE = """
-import fedcodist as fc, flax.linen as nn, haiku as hk, jax.numpy as jnp, numpy as np
+import fedcodist as fc, flax.linen as nn, haiku as hk, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 from fedcodist.config.registry import POOLS, Entry
 from fedcodist.config.data import Data
@@ -86,7 +87,14 @@ class Logger:
     def __init__(self, workdir): self.workdir = workdir
     def __call__(self, records): pass
 def number(workdir): return 3
+def codist(pools, columns, num_unlabelled, num_rounds, teaching, distillation=fc.Distillation(steps=2)):
+    made = fc.periodic_codistillation(
+        pools, columns, num_unlabelled, num_rounds, 1, distillation=distillation, teaching=teaching
+    )
+    return made._replace(name=str(teaching["main"].temperature))
 def callback(every, loud=False): return lambda records: (every, loud)
+def slow_sgd(learning_rate): return optax.sgd(learning_rate / 2)
+def halving(rate, round): return rate / 2**round
 """
 
 
@@ -275,6 +283,32 @@ def test_metrics_of_ones_own(own):
         refused(
             config_of(own, metrics={name: metric}), rf"^metrics\.{name} must (have|be) .*{message}"
         )
+
+
+def test_a_codistillation_of_ones_own_gets_the_pools_teaching(own):
+    config = config_of(own)
+    pool = defaults.codistilled_pool(
+        f"{own}:plain", dict(temperature=3.0), fraction=1.0, cohort_size=1
+    )
+    config.pools = dict(main=pool, other=pool)
+    config.algorithm = defaults.distillation(f"{own}:codist", steps=2)
+    assert build_experiment(config).algorithm.name == "3.0"
+
+
+def test_optimizers_and_schedules_of_ones_own(own):
+    config = config_of(own)
+    config.training.server_optimizer = f"{own}:slow_sgd"
+    config.training.server_schedule = f"{own}:halving"
+    assert build_experiment(config).algorithm.name == "fed_avg"
+    optimizer, schedule = server_optimizer(config), server_schedule(config)
+    updates, _ = optimizer(4.0).update(jnp.ones(1), optimizer(4.0).init(jnp.ones(1)))
+    assert updates == -2 and schedule(1.0, 2) == 0.25
+    config.training.server_optimizer = f"{own}:halving"
+    refused(
+        config, r"^training\.server_optimizer must be the name of an optax optimizer, or package"
+    )
+    config.training.server_optimizer, config.training.server_schedule = "sgd", f"{own}:slow_sgd"
+    refused(config, r"^schedule must be a function \(learning rate, round\) -> learning rate, got")
 
 
 def test_methods_of_ones_own(own):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,33 @@ def test_examples_are_read_with_their_places_and_a_key():
     batch = batches.read(columns, jnp.array([7, 7, 0]), preprocess, key, jnp.array([4, 5, 6]))
     assert batch["x"].tolist() == [18, 19, 6] and batch["label"].tolist() == [7, 7, 0]
     assert batch["draw"] == jax.random.uniform(key)
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "message"),
+    [
+        (
+            lambda batch, key, positions: batch["img"],
+            r"^preprocess looks up 'img', .* are \['x'\]\.$",
+        ),
+        (
+            lambda batch, key, positions: batch["x"],
+            "^preprocess must return a batch, arrays by name",
+        ),
+    ],
+)
+def test_mistakes_in_preprocessing_are_one_line(preprocess, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        batches.read({"x": jnp.arange(3)}, jnp.arange(2), preprocess, None, jnp.arange(2))
+
+
+@pytest.mark.parametrize("preprocess", [lambda batch: batch, lambda batch, key: batch, 3])
+def test_preprocessing_has_three_arguments(preprocess):
+    with pytest.raises(
+        TypeError,
+        match=r"^training.preprocess must be a function \(batch, key, positions\) -> batch, got",
+    ):
+        batches.check_preprocess("training.preprocess", preprocess)
 
 
 @given(

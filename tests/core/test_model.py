@@ -431,3 +431,25 @@ def test_another_name_of_training_is_refused():
     with pytest.raises(ValueError, match="parameter `train`: Misnamed has 'training'") as error:
         from_flax_linen(Misnamed(), EXAMPLE)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [from_flax_linen, from_haiku])
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        ((1, 4), {}, r"^example must be an array \[batch, ...\], such as .*, got \(1, 4\)"),
+        (jnp.float32(0), {}, r"^example must be an array \[batch, ...\]"),
+        (
+            np.zeros((1, 4)),
+            {"loss": "mse"},
+            r"^loss must be a function \(outputs, batch\) -> losses",
+        ),
+        (np.zeros((1, 4)), {"loss": lambda outputs: 0}, r"^loss .* got one of \(outputs\)"),
+        (np.zeros((1, 4)), {"metrics": [len]}, "^metrics must be statistics by name, got"),
+    ],
+)
+def test_bad_input_is_one_line(make, example, options, message):
+    network = nn.Dense(3) if make is from_flax_linen else lambda x: hk.Linear(3)(x)
+    with pytest.raises(TypeError, match=message) as error:
+        make(network, example, **options)
+    assert "\n" not in str(error.value)

@@ -17,6 +17,7 @@ from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import PersonalModel
 from fedcodist.distillation.loop import Distillation, check_distillation
 from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
@@ -146,6 +147,14 @@ WRONG = {
     "a cohort that is no list": (
         lambda: selects(clients={"main": jnp.int32(0)}),
         r"select must return clients\['main'\] as integers \[cohort\], got int32\[\]",
+    ),
+    "a client that there is not": (
+        lambda: selects(clients={"main": jnp.array([1, 300])}),
+        r"select must return clients\['main'\] from 0 to \d+, none twice, got 300 in round 0\.",
+    ),
+    "a client twice": (
+        lambda: selects(clients={"main": jnp.array([1, 1])}),
+        r"select must return clients\['main'\] from 0 to \d+, none twice, got 1 in round 0 twice\.",
     ),
     "no cohort of a pool": (
         lambda: selects(clients={"others": jnp.zeros(2, jnp.int32)}),
@@ -366,3 +375,26 @@ def test_what_a_pool_keeps_is_stacked_for_its_cohort():
     check_algorithm(
         make_algorithm()._replace(round=round_, client_states=rows), resident_data(DATA, EXTRA)
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            lambda server, own: own,
+            r"^algorithm\.personal_models\['main'\]\['main_own'\]\.variables must return Variables",
+        ),
+        (
+            lambda server, own: server.w,
+            r"^algorithm\.personal_models\['main'\]\['main_own'\]\.variables does not fit",
+        ),
+    ],
+)
+def test_a_wrong_personal_model_is_one_line(variables, message):
+    model = softmax_regression(3, 2)
+    method = scaffold(model, 3, LocalTraining(optax.sgd, batch_size=2))
+    method = method._replace(personal_models={"own": PersonalModel(model, variables)})
+    algorithm = independent_pools({"main": Pool(method, np.arange(3), 2)}, DATA.columns)
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        check_experiment(experiment_of(algorithm))
+    assert "\n" not in str(raised.value)

@@ -305,6 +305,12 @@ def test_means_over_seeds_and_models_and_undefined_values():
         (StopEarly("train", patience=0), r"^patience must be at least 1, got 0\.$"),
         (StopEarly("train", min_delta=-1), r"^min_delta must be .*at least 0, got -1\.$"),
         (StopEarly(3), r"^split must be text, got 3"),
+        (
+            lambda records, stop: None,
+            r"^callbacks must be functions of records, .* got one of \(records, stop\): missing",
+        ),
+        (lambda: None, r"^callbacks must be functions of records, .* got one of \(\): too many"),
+        (lambda records: True, r"^callbacks must return a Decision, .* or None, got True\.$"),
     ],
 )
 def test_what_does_not_fit_the_experiment_is_one_line(callback, message):

@@ -130,3 +130,14 @@ def test_another_programs_file_is_one_line(name, tmp_path):
     safetensors.numpy.save_file({name: np.zeros(3)}, tmp_path / "model")
     with pytest.raises(ValueError, match=f"holds '{name}', which is no model of fedcodist"):
         load_model(tmp_path / "model")
+
+
+def test_bad_input_is_one_line(tmp_path):
+    variables = Variables({"w": np.zeros(2)}, {})
+    for wrong in ({"w": np.zeros(2)}, {"small": variables}):
+        with pytest.raises(TypeError, match=r"^variables must be Variables, of params and mutable"):
+            save_model(tmp_path / "model", wrong)
+    with pytest.raises(
+        FileNotFoundError, match=r"^there is no folder .*none to write a\.safetensors"
+    ):
+        save_model(tmp_path / "none" / "a.safetensors", variables)

@@ -15,7 +15,7 @@ import optax
 
 from fedcodist.core.aggregation import Aggregate, ClientResult, weighted_mean
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_function, check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
@@ -84,6 +84,7 @@ def fed_avg(
     check_arguments(fed_avg, locals())
     check_training("training", training)
     check_factory("server_optimizer", server_optimizer)
+    check_function("schedule", schedule, ("learning rate", "round"), "learning rate")
     for name, rate in hyper._asdict().items():
         check_number(f"hyper.{name}", rate, low=0)
     start = functools.partial(lasting_state, "server_optimizer", server_optimizer)
