@@ -1,5 +1,6 @@
 """Checks of an experiment's models with its data, by shape, before anything compiles."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
     state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
     predictors = dict(_predictors(algorithm, state))
     _check_evaluation(experiment, predictors)
+    _warn_of_other_images(experiment)
     _check_statistics(experiment.data, filled)
 
 
@@ -99,6 +101,30 @@ def _check_evaluation(
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 why = _why(error, columns, experiment.data.columns)
                 raise kind(f"model {name!r} on split {split!r}: {why}") from error
+
+
+def _warn_of_other_images(experiment: Any) -> None:
+    """Warns if a split has images of another shape than the clients', such as transposed ones."""
+
+    def shapes(columns: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+        position, key = jnp.zeros(1, jnp.int32), jax.random.key(0)
+        batch = jax.eval_shape(experiment.evaluation_preprocess, one, key, position)
+        return {name: column.shape[1:] for name, column in batch.items() if column.ndim == 4}
+
+    clients = {name: _shape(column) for name, column in experiment.data.columns.items()}
+    for split, data in all_splits(experiment).items():
+        columns = {name: _shape(column) for name, column in data.columns.items()}
+        if all(clients[n].shape[1:] == c.shape[1:] for n, c in columns.items() if n in clients):
+            continue
+        expected = shapes({name: clients[name] for name in columns if name in clients})
+        for name, shape in shapes(columns).items():
+            if shape != expected.get(name, shape):
+                warnings.warn(
+                    f"split {split!r} has {name}s {list(shape)}, those of the clients are "
+                    f"{list(expected[name])}.",
+                    stacklevel=2,
+                )
 
 
 def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from fedcodist.commands import compare, sweep
 from fedcodist.config import command_line
@@ -137,3 +137,15 @@ def test_the_tuners_numbers_have_bounds(flag, tmp_path, capsys):
     given = ["tune", f"--config={path}", "--study=s", "--storage=none.db", f"--{flag}={10**30}"]
     assert tune.main(given) == 2
     assert capsys.readouterr().err.startswith(f"error: --{flag} must be at most ")
+
+
+def test_only_a_setting_is_called_one_that_the_config_lacks(capsys):
+    for looked_up, message in (
+        (ConfigDict(), "error: the config lacks 'nothing'"),
+        ({}, "error: KeyError: 'nothing'"),
+    ):
+        try:
+            looked_up["nothing"]
+        except KeyError as error:
+            command_line.refuse(error)
+        assert capsys.readouterr().err.splitlines() == [message]

@@ -1,6 +1,7 @@
 """Values that an experiment's programs cannot use are refused before anything compiles."""
 
 import re
+import warnings
 
 import flax.linen as nn
 import jax
@@ -433,3 +434,28 @@ def test_labels_of_another_type_are_one_line():
         ValueError, match=r"^column 'label' must have labels that are whole numbers"
     ):
         check_experiment(experiment(examples(LABELS.astype(np.float32))))
+
+
+def test_images_of_another_shape_than_the_clients_are_warned_of():
+    """A network that flattens its inputs takes transposed images without a word."""
+
+    class Flat(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+    images = np.zeros((ROWS, 2, 3, 1), np.float32)
+    of = lambda images: examples(images=images)
+    model = from_flax_linen(Flat(), jnp.zeros((1, 2, 3, 1)))
+    made = lambda **more: experiment(of(images), model=model, **more)
+    with pytest.warns(
+        UserWarning, match=r"^split 'test' has images \[3, 2, 1\], .* \[2, 3, 1\]\.$"
+    ):
+        check_experiment(made(splits={"test": of(images.transpose(0, 2, 1, 3))}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_experiment(made(splits={"test": of(images)}))
+        # Larger images, of which preprocessing takes a part.
+        cropped = lambda batch, key, positions: {**batch, "image": batch["image"][:, :2, :3]}
+        larger = of(np.zeros((ROWS, 5, 5, 1), np.float32))
+        check_experiment(made(splits={"test": larger}, preprocess=cropped))
