@@ -94,7 +94,8 @@ def refuse(error: Exception) -> int:
         error = error.args[0]
     text: Any = error
     if isinstance(error, KeyError):
-        text = f"the config lacks {error}" if _is_of_config(error) else f"KeyError: {error}"
+        lacks = _is_of_config(error)
+        text = f"the config lacks {error.args[0]}" if lacks else f"KeyError: {error}"
     print(f"error: {' '.join(str(text).split())}", file=sys.stderr, flush=True)
     return launch.USER_ERROR
 
