@@ -104,7 +104,7 @@ class Experiment(NamedTuple):
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
       start: the state before the first round, leaves [seeds, ...], such as the last state of an earlier
-        phase; by default that of `algorithm.init`.
+        phase; by default that of `algorithm.init`. It must be None for private pools.
       evaluate_also: further rounds that are evaluated, such as those around a codistillation.
       evaluate_clients: how many clients of a pool, evenly spread over it, have their personal models,
         such as FedKD's teachers, evaluated on `splits`; all if the pool has fewer.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcodist.core.method import PrivateCohorts
+from fedcodist.core.method import PARTIES, PrivateCohorts
 from fedcodist.privacy.accounting import (
     PrivacyBudget,
     check_accountant,
@@ -72,7 +72,7 @@ class PrivacyMeter:
 
 
 def check_privacy(experiment: Any) -> None:
-    """Raises ValueError, TypeError or ImportError, one line, for a budget that cannot be counted."""
+    """Raises ValueError, TypeError or ImportError, one line, for epsilon that cannot be counted."""
     budget, pools = experiment.privacy, experiment.algorithm.privacy
     if budget is not None:
         if not isinstance(budget, PrivacyBudget):
@@ -82,6 +82,12 @@ def check_privacy(experiment: Any) -> None:
             raise ValueError(
                 "privacy must be None for an algorithm without a private method: see fedcodist.private."
             )
+    # Parties' rounds before `start` are pre-training, in which they share nothing.
+    if experiment.start is not None and set(pools) - {PARTIES}:
+        raise ValueError(
+            "start must be None for a private algorithm: its earlier rounds would not be counted, and "
+            "their noise would be drawn again."
+        )
     if pools:
         check_accountant(pools, (budget or PrivacyBudget()).accountant)
 

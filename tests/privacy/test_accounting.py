@@ -146,6 +146,16 @@ def test_a_run_that_ended_at_its_budget_does_not_grow(tmp_path):
     )
 
 
+def test_private_pools_do_not_start_from_another_run():
+    """The earlier rounds would not be counted, and their noise would be drawn again."""
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    settings = dict(rounds=1, poisson=PoissonCohort())
+    state = one_pool(method, 2, **settings).state
+    with pytest.raises(ValueError, match=r"^start must be None for a private algorithm") as raised:
+        one_pool(method, 2, start=state, **settings)
+    assert "\n" not in str(raised.value)
+
+
 def run_in(folder, method, rounds, settings):
     settings = dict(settings)
     pool = Pool(method, np.arange(len(SIZES)), 2, settings.pop("poisson"))

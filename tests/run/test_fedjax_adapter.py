@@ -174,6 +174,6 @@ def test_noise_and_masks_need_the_round(method):
     """FedJAX's loop gives none, and two rounds with the same noise would show the updates."""
     algorithm = as_fedjax(method)
     server = jax.jit(algorithm.init, compiler_options=QUICK)(jax.random.key(0))
-    with pytest.raises(ValueError, match="^round must be given for a private method") as error:
+    with pytest.raises(ValueError, match=r"^round must be given for a private method") as error:
         algorithm.apply(server, _named_clients())
     assert "\n" not in str(error.value)
