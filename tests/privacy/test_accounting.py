@@ -62,6 +62,24 @@ def test_a_client_in_two_pools_pays_in_both():
     assert spent(apart, 4, PrivacyBudget(DELTA)).epsilon == alone  # nobody is in both
 
 
+@pytest.mark.parametrize("z", [0.05, 0.02, 0.001])
+def test_little_noise_is_the_gaussian_mechanism_too(z):
+    """Losses are of size 1 / z^2. An interval that does not grow with them takes all memory."""
+    everybody = {"pool": cohorts(range(20), 20, z)}
+    found = spent(everybody, 20, PrivacyBudget(DELTA)).epsilon
+    exact = dp_accounting.get_epsilon_gaussian(z / 20**0.5, DELTA)
+    assert exact * (1 - 1e-6) < found < exact * (1 + 3e-4)
+    # Beside a pool with much noise, whose losses need the same interval.
+    both = everybody | {"noisy": cohorts(range(20), 20, 2.0)}
+    assert found < spent(both, 20, PrivacyBudget(DELTA)).epsilon < found * 1.01
+
+
+def test_next_to_no_noise_is_none():
+    for most in ("all", None):
+        pools = {"pool": cohorts(range(20), 10, 1e-9, most)}
+        assert spent(pools, 20, PrivacyBudget(DELTA)).epsilon == np.inf
+
+
 def test_a_fixed_size_is_accounted_as_what_it_is():
     """One client in place of another moves the sum by twice the bound, and only RDP knows the draw."""
     pools = {"pool": cohorts(range(30), 6, 4.0, None)}
