@@ -55,6 +55,7 @@ from fedcodist.run.identity import identity_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
     FINITE,
+    TRAINING,
     WHAT_IS_MEASURED,
     Record,
     evaluation_records,
@@ -481,8 +482,7 @@ def check_experiment(experiment: Experiment) -> int:
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
                 f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
             )
-    check_names("splits", experiment.splits)
-    check_names("final_splits", experiment.final_splits)
+    _check_names_of_splits(experiment)
     # Clients may be evaluated on their own examples alone.
     if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
         raise ValueError("splits must name at least one split to evaluate, got none.")
@@ -503,6 +503,17 @@ def check_experiment(experiment: Experiment) -> int:
     check_models(experiment, filled)
     check_data(experiment)
     return every
+
+
+def _check_names_of_splits(experiment: Experiment) -> None:
+    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
+        names = getattr(experiment, argument)
+        check_names(argument, names)
+        if TRAINING in names:
+            raise ValueError(
+                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
+                "training."
+            )
 
 
 def _check_kinds(experiment: Experiment) -> None:
