@@ -269,6 +269,11 @@ def _run(
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
     measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
 
+    def measured_on_clients(round: int, is_last: bool) -> list[Record]:
+        lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
+        # Fine-tuned and personal models stay with their clients, who see their own examples anyway.
+        return meter.with_epsilon(round, lines, algorithm.predictors)
+
     def log(new: list[Record]) -> Decision:
         """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
         records.extend(new)
@@ -286,15 +291,14 @@ def _run(
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = measured(round, evaluation)
         text = current_text(new)
-        new += client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
+        new += measured_on_clients(round, is_last)
         decision = log(new + training_records(round, history, seeds))
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
-            of_clients = evaluator.evaluate(trained, round, is_last=True)
-            final += client_records(round, of_clients, seeds)
+            final += measured_on_clients(round, is_last=True)
             place = lambda record: (record["model"], record["split"])
             logged = set(map(place, new))
             # Callbacks are not called with nothing, as they may look at the first line.

@@ -164,6 +164,20 @@ def test_a_run_that_ended_at_its_budget_does_not_grow(tmp_path):
     )
 
 
+def test_on_client_splits_the_shared_model_has_epsilon_and_a_fine_tuned_one_has_none():
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    outcome = one_pool(
+        method, 2, rounds=1, poisson=PoissonCohort(), client_splits={"own": federated()}
+    )
+    found = {
+        (line["model"], line["split"]): line.get("epsilon")
+        for line in outcome.records
+        if line["round"] == 1
+    }
+    assert found["pool", "own"] == found["pool", "train"] > 0
+    assert found["pool_fine_tuned", "own"] is None
+
+
 def test_private_pools_do_not_start_from_another_run():
     """The earlier rounds would not be counted, and their noise would be drawn again."""
     method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
