@@ -102,7 +102,8 @@ def spent(pools: Mapping[str, PrivateCohorts], rounds: int, budget: PrivacyBudge
       budget: delta, and the accountant.
 
     Raises:
-      ValueError: pools sample in different ways, or the accountant does not support their sampling.
+      ValueError: there are no pools, they sample in different ways, or the accountant does not support
+        their sampling.
       ImportError: dp-accounting is not installed.
     """
     check_accountant(pools, budget.accountant)
@@ -149,7 +150,8 @@ def calibrated_noise_multiplier(
     Args:
       epsilon, delta: the budget of the client with the largest cost.
       rounds: of the whole training.
-      pools: their noise multipliers are not read.
+      pools: as `private_cohorts` makes them of private methods. Their noise multipliers are not read,
+        so methods can be made private with any noise multiplier before.
       accountant: as in `PrivacyBudget`.
 
     Raises:
@@ -198,6 +200,10 @@ def check_delta(name: str, delta: Any) -> None:
 
 def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None) -> None:
     """Raises ValueError if the accountant cannot compose the pools, ImportError without its library."""
+    if not pools:
+        raise ValueError(
+            "pools must hold at least one pool with a private method, got none: see fedcodist.private."
+        )
     check_installed("the accounting of privacy", "dp_accounting", "privacy")
     kinds = {name: "fixed" if pool.most is None else "Poisson" for name, pool in pools.items()}
     if len(set(kinds.values())) > 1:

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
-from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool import Pool, private_cohorts
 from fedcodist.core.method import PrivateCohorts
 from fedcodist.privacy.accounting import (
     PrivacyBudget,
@@ -222,6 +222,13 @@ def run_in(folder, method, rounds, settings):
         (
             lambda: spent({"a": cohorts(range(5), 2, most=3)}, 1, PrivacyBudget(accountant="rdp")),
             "accountant must be 'pld' for a Poisson cohort with a bound, got 'rdp' for 'a'.",
+        ),
+        (lambda: spent({}, 1, PrivacyBudget()), "pools must hold at least one pool with a private"),
+        (
+            lambda: calibrated_noise_multiplier(
+                4.0, DELTA, 10, private_cohorts({"pool": Pool(AVERAGING, np.arange(6), 2)})
+            ),
+            "pools must hold at least one pool with a private method, got none",
         ),
         (lambda: one_pool(AVERAGING, privacy=PrivacyBudget()), "privacy must be None"),
     ],
