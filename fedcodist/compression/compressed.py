@@ -109,7 +109,8 @@ def compressed(
 
     Args:
       method: any single-model method.
-      num_rounds: of the whole training, for compressors that change during it.
+      num_rounds: of the whole training, for compressors that change during it. In a run that begins
+        with `Experiment.start`, the first round compresses as the earlier run's next round would.
       uplink, downlink: compressors; None: no compression in this direction.
       observe: (a client's update, share of the rounds done) -> metrics of it, such as `spectra`.
       observe_gradient: the same for the gradient of the client's loss on one batch at the received

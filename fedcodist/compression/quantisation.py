@@ -52,7 +52,8 @@ def quantisation(bits: int = 8) -> Compressor:
     ) -> tuple[list[Codes], PyTree]:
         def code(index: int, leaf: jax.Array) -> Codes:
             values = leaf.astype(jnp.float32)
-            low, high = jnp.min(values), jnp.max(values)
+            # A tensor without values has no smallest one.
+            low, high = (jnp.min(values), jnp.max(values)) if leaf.size else jnp.zeros(2)
             step = (high - low) / levels
             position = (values - low) / jnp.where(step > 0, step, 1)
             chance = jax.random.uniform(keys.derive(key, index), leaf.shape)

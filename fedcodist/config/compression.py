@@ -63,6 +63,11 @@ def links_of(settings: ConfigDict, path: str) -> tuple[Compressor | None, Compre
     Raises:
       ValueError, TypeError: names the setting.
     """
+    columns = settings.get("range_finder")
+    if columns is not None and "svd" not in map(settings.get, ("uplink", "downlink")):
+        raise ValueError(
+            f"{path}.range_finder must not be set unless uplink or downlink is 'svd', got {columns}."
+        )
     makers = [
         choice(f"{path}.{link}", settings[link], COMPRESSORS) for link in ("uplink", "downlink")
     ]

@@ -51,6 +51,11 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         settings.sampling,
         {"poisson": PoissonCohort(settings.get("most")), "fixed": None},
     )
+    if poisson is None and settings.get("most") is not None:
+        raise ValueError(
+            "training.privacy.most must not be set for sampling='fixed', whose cohorts have one size, "
+            f"got {settings.most}."
+        )
     bands = _bands_of(settings)
     if poisson is not None:
         poisson = poisson._replace(cycle=bands or 1)

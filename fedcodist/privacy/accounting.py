@@ -14,6 +14,7 @@ this round is that of independent noise, and the cycle's other rounds cost nothi
 Choquette-Choo et al., 2023, https://arxiv.org/abs/2306.08153; jax-privacy has the same events.
 
 If a client can be drawn in several pools, its epsilon is that of the composition over these pools.
+Epsilon is infinite with a noise multiplier below 0.001.
 """
 
 import functools
@@ -29,9 +30,8 @@ from fedcodist.core.method import PrivateCohorts
 
 PLD, RDP = "pld", "rdp"
 _TOLERANCE = 1e-3  # of a calibrated noise multiplier
-# Discretisation of privacy losses, which rounds them up. A tenth of this interval changes epsilon by
-# less than 0.0001 in 30 rounds.
-_INTERVAL = 1e-3
+# With less noise, epsilon is in the millions and counts as infinite; the accountants' numbers overflow.
+LEAST_NOISE = 1e-3
 
 
 class PrivacyBudget(NamedTuple):
@@ -102,7 +102,8 @@ def spent(pools: Mapping[str, PrivateCohorts], rounds: int, budget: PrivacyBudge
       budget: delta, and the accountant.
 
     Raises:
-      ValueError: pools sample in different ways, or the accountant does not support their sampling.
+      ValueError: there are no pools, they sample in different ways, or the accountant does not support
+        their sampling.
       ImportError: dp-accounting is not installed.
     """
     check_accountant(pools, budget.accountant)
@@ -149,7 +150,8 @@ def calibrated_noise_multiplier(
     Args:
       epsilon, delta: the budget of the client with the largest cost.
       rounds: of the whole training.
-      pools: their noise multipliers are not read.
+      pools: as `private_cohorts` makes them of private methods. Their noise multipliers are not read,
+        so methods can be made private with any noise multiplier before.
       accountant: as in `PrivacyBudget`.
 
     Raises:
@@ -198,6 +200,10 @@ def check_delta(name: str, delta: Any) -> None:
 
 def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None) -> None:
     """Raises ValueError if the accountant cannot compose the pools, ImportError without its library."""
+    if not pools:
+        raise ValueError(
+            "pools must hold at least one pool with a private method, got none: see fedcodist.private."
+        )
     check_installed("the accounting of privacy", "dp_accounting", "privacy")
     kinds = {name: "fixed" if pool.most is None else "Poisson" for name, pool in pools.items()}
     if len(set(kinds.values())) > 1:
@@ -250,11 +256,15 @@ def _num_eligible(pool: PrivateCohorts) -> int:
 def _epsilon(samplings: tuple[_Sampling, ...], rounds: int, delta: float, accountant: str) -> float:
     if rounds == 0:
         return 0.0
-    if any(sampling.noise_multiplier == 0 for sampling in samplings):
+    least = min(sampling.noise_multiplier for sampling in samplings)
+    if least < LEAST_NOISE:
         return math.inf
     if accountant == PLD:
+        # Distributions that are composed need the same interval.
         losses = [
-            _loss_of_a_round(sampling).self_compose(sampling.participations(rounds))
+            _loss_of_a_round(sampling, _interval(least)).self_compose(
+                sampling.participations(rounds)
+            )
             for sampling in samplings
         ]
         composed = functools.reduce(lambda first, second: first.compose(second), losses)
@@ -282,8 +292,17 @@ def _event(sampling: _Sampling) -> Any:
     return dp_accounting.PoissonSampledDpEvent(cohort_size / num_clients, gaussian)
 
 
+def _interval(noise_multiplier: float) -> float:
+    """The discretisation of privacy losses, which rounds them up.
+
+    Losses are of size 1 / z^2, and so are the memory and the time of a fixed interval. A tenth of this
+    interval changes epsilon by less than 0.0001 in 30 rounds, or by a few parts in 100,000 for z < 0.2.
+    """
+    return 1e-3 * max(1.0, 0.04 / noise_multiplier**2)
+
+
 @functools.lru_cache(maxsize=256)
-def _loss_of_a_round(sampling: _Sampling) -> Any:
+def _loss_of_a_round(sampling: _Sampling, interval: float) -> Any:
     """The privacy loss distribution of one round of a Poisson cohort; it takes seconds with a bound."""
     from dp_accounting.pld import privacy_loss_distribution as distributions
 
@@ -295,10 +314,10 @@ def _loss_of_a_round(sampling: _Sampling) -> Any:
             sampling_probability=cohort_size / num_clients,
             truncated_batch_size=most,
             noise_multiplier=z,
-            value_discretization_interval=_INTERVAL,
+            value_discretization_interval=interval,
         )
     return distributions.from_gaussian_mechanism(
         z,
         sampling_prob=cohort_size / num_clients,
-        value_discretization_interval=_INTERVAL,
+        value_discretization_interval=interval,
     )

@@ -17,7 +17,7 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.extras import check_installed
 from fedcodist.core.local_training import BatchLoss
 from fedcodist.core.model import Batch
-from fedcodist.privacy.accounting import check_delta
+from fedcodist.privacy.accounting import LEAST_NOISE, check_delta
 from fedcodist.privacy.clipping import noised
 
 PyTree = Any
@@ -98,7 +98,7 @@ def example_epsilon(
     examples is public. No amplification is assumed, neither by shuffling nor by sampling of clients.
 
     Args:
-      noise_multiplier: that of `example_private`.
+      noise_multiplier: that of `example_private`. Below 0.001, epsilon is infinite.
       epochs: of local training in a round.
       participations: rounds in which the client takes part, at most those of the run.
       delta: in (0, 1).
@@ -113,13 +113,13 @@ def example_epsilon(
     check_installed("the accounting of privacy", "dp_accounting", "privacy")
     if participations == 0:
         return 0.0
-    if noise_multiplier == 0:
+    if noise_multiplier < LEAST_NOISE:
         return math.inf
     import dp_accounting
 
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), epochs * participations)
-    return float(accountant.get_epsilon(delta))
+    # Gaussian mechanisms compose to one with a smaller noise multiplier, without any discretisation.
+    composed = noise_multiplier / math.sqrt(epochs * participations)
+    return float(dp_accounting.get_epsilon_gaussian(composed, delta))
 
 
 def _finite(gradients: Any) -> Any:

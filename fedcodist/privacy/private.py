@@ -348,16 +348,20 @@ def noised_mean(
 def moved_statistics(mutable: PyTree, change: PyTree) -> PyTree:
     """Mutable state after a noised change, in its own dtypes.
 
-    Leaves with `var...` in their path, such as Flax's `var` and Haiku's `var_ema`, stay at least 0.
+    Variances stay at least 0: leaves named `var...`, such as Flax's, and those of Haiku's `var_ema`.
     """
     new = jax.tree.map(
         lambda old, step: as_stored(old.astype(jnp.float32) + step, old), mutable, change
     )
-    names = list(named_leaves(new))
-    is_variance = lambda part: part.startswith("var")
     leaves, structure = jax.tree.flatten(new)
     kept = [
-        jnp.maximum(leaf, 0) if any(map(is_variance, name.split("/"))) else leaf
-        for name, leaf in zip(names, leaves, strict=True)
+        jnp.maximum(leaf, 0) if _is_variance(name) else leaf
+        for name, leaf in zip(named_leaves(new), leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, kept)
+
+
+def _is_variance(name: str) -> bool:
+    """Whether a statistic is a variance, by the path of its leaf; modules may have any names."""
+    *modules, leaf = name.split("/")
+    return leaf.startswith("var") or modules[-1:] == ["var_ema"]

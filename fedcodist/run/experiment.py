@@ -55,6 +55,7 @@ from fedcodist.run.identity import identity_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
     FINITE,
+    TRAINING,
     WHAT_IS_MEASURED,
     Record,
     evaluation_records,
@@ -104,7 +105,7 @@ class Experiment(NamedTuple):
       evaluation_batch_size: examples per device and step in evaluation.
       evaluation_preprocess: (batch, key, positions) -> batch for evaluation.
       start: the state before the first round, leaves [seeds, ...], such as the last state of an earlier
-        phase; by default that of `algorithm.init`.
+        phase; by default that of `algorithm.init`. It must be None for private pools.
       evaluate_also: further rounds that are evaluated, such as those around a codistillation.
       evaluate_clients: how many clients of a pool, evenly spread over it, have their personal models,
         such as FedKD's teachers, evaluated on `splits`; all if the pool has fewer.
@@ -268,6 +269,11 @@ def _run(
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
     measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
 
+    def measured_on_clients(round: int, is_last: bool) -> list[Record]:
+        lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
+        # Fine-tuned and personal models stay with their clients, who see their own examples anyway.
+        return meter.with_epsilon(round, lines, algorithm.predictors)
+
     def log(new: list[Record]) -> Decision:
         """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
         records.extend(new)
@@ -285,15 +291,14 @@ def _run(
             evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
         new = measured(round, evaluation)
         text = current_text(new)
-        new += client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
+        new += measured_on_clients(round, is_last)
         decision = log(new + training_records(round, history, seeds))
         if decision.keep:
             kept_state.keep(round, _whole(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
-            of_clients = evaluator.evaluate(trained, round, is_last=True)
-            final += client_records(round, of_clients, seeds)
+            final += measured_on_clients(round, is_last=True)
             place = lambda record: (record["model"], record["split"])
             logged = set(map(place, new))
             # Callbacks are not called with nothing, as they may look at the first line.
@@ -481,8 +486,7 @@ def check_experiment(experiment: Experiment) -> int:
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
                 f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
             )
-    check_names("splits", experiment.splits)
-    check_names("final_splits", experiment.final_splits)
+    _check_names_of_splits(experiment)
     # Clients may be evaluated on their own examples alone.
     if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
         raise ValueError("splits must name at least one split to evaluate, got none.")
@@ -503,6 +507,17 @@ def check_experiment(experiment: Experiment) -> int:
     check_models(experiment, filled)
     check_data(experiment)
     return every
+
+
+def _check_names_of_splits(experiment: Experiment) -> None:
+    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
+        names = getattr(experiment, argument)
+        check_names(argument, names)
+        if TRAINING in names:
+            raise ValueError(
+                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
+                "training."
+            )
 
 
 def _check_kinds(experiment: Experiment) -> None:

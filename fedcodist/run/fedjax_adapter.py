@@ -21,7 +21,7 @@ class FedJAXAlgorithm(NamedTuple):
 
     Attributes:
       init: key -> server state. FedJAX's `init` takes the model's parameters instead.
-      apply: (server state, clients, round=0) -> (server state, diagnostics).
+      apply: (server state, clients, round=None) -> (server state, diagnostics).
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -36,9 +36,11 @@ def as_fedjax(
 ) -> FedJAXAlgorithm:
     """Gives a method FedJAX's interface, a call per round, for debugging and for old notebooks.
 
-    `apply(server_state, clients, round=0)` takes a sequence of (client_id, columns, key) and returns
+    `apply(server_state, clients, round=None)` takes a sequence of (client_id, columns, key) and returns
     (server_state, diagnostics), where diagnostics[client_id] are that client's metrics. By default
-    clients run eagerly, so prints and debuggers work inside `client_update`.
+    clients run eagerly, so prints and debuggers work inside `client_update`. Schedules and what the
+    server draws depend on `round`, which is 0 where not given. A private method and a secure sum need
+    it, since the same noise or masks in two rounds would protect neither.
 
     Args:
       method: one without client states, since FedJAX's clients keep nothing between rounds.
@@ -47,7 +49,8 @@ def as_fedjax(
       seed: of what the server draws, such as noise; clients' draws come from their own keys.
 
     Raises:
-      ValueError: names the method if its clients keep states, such as SCAFFOLD's variates.
+      ValueError: names the method if its clients keep states, such as SCAFFOLD's variates. In `apply`,
+        if there are no clients, or if `round` must be given.
     """
     if jax.tree.leaves(method.init_client_state()):
         raise ValueError(
@@ -55,14 +58,21 @@ def as_fedjax(
             "of compressors need an algorithm, such as independent_pools."
         )
     hyper = method.hyper if hyper is None else hyper
+    needs_round = method.privacy is not None or method.reduce.mask is not None
 
     def apply(
         server_state: PyTree,
         clients: Sequence[tuple[Any, Mapping[str, np.ndarray], jax.Array]],
-        round: int = 0,
+        round: int | None = None,
     ) -> tuple[PyTree, dict[str, dict[str, float]]]:
         if not clients:
             raise ValueError("clients must hold at least one (client_id, columns, key), got none.")
+        if round is None and needs_round:
+            raise ValueError(
+                "round must be given for a private method or a secure sum, whose noise and masks must "
+                "differ from round to round."
+            )
+        round = 0 if round is None else round
         ids, datasets, client_keys = zip(*clients, strict=True)
         sizes = np.array([len(next(iter(columns.values()))) for columns in datasets], np.int32)
         names = datasets[0].keys()

@@ -11,6 +11,7 @@ from fedcodist.run.client_metrics import spread
 Record = dict[str, Any]
 # The keys of a metrics line that are not metrics.
 WHAT_IS_MEASURED = ("round", "model", "split", "seed")
+TRAINING = "clients"  # the split of training's metrics lines
 # Metrics of a round: whether a pool's updates are finite, and whether its model after the round is.
 FINITE = ("finite", "finite_model")
 
@@ -69,7 +70,7 @@ def training_records(
         for index, seed in enumerate(seeds):
             record = records.setdefault(
                 (pool, int(seed)),
-                {"round": round, "model": pool, "split": "clients", "seed": int(seed)},
+                {"round": round, "model": pool, "split": TRAINING, "seed": int(seed)},
             )
             if name not in FINITE:
                 record[name] = _plain(_over_rounds(values[index]))

@@ -4,10 +4,10 @@ Epsilon is a function of the round alone, so a resumed run continues with the co
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedcodist.core.method import PrivateCohorts
+from fedcodist.core.method import PARTIES, PrivateCohorts
 from fedcodist.privacy.accounting import (
     PrivacyBudget,
     check_accountant,
@@ -32,12 +32,18 @@ class PrivacyMeter:
         self._budget = budget or PrivacyBudget()
         self.last_round = rounds_within(pools, rounds, self._budget) if pools else rounds
 
-    def with_epsilon(self, round: int, records: Sequence[Record]) -> list[Record]:
-        """The metrics lines with `epsilon`, the largest of any client; null if infinite."""
+    def with_epsilon(
+        self, round: int, records: Sequence[Record], models: Collection[str] | None = None
+    ) -> list[Record]:
+        """The metrics lines with `epsilon`, the largest of any client; null if infinite.
+
+        Only lines of `models` get it, or all lines if `models` is None.
+        """
         if not self._pools:
             return list(records)
-        epsilon = _as_json(spent(self._pools, round, self._budget).epsilon)
-        return [{**record, "epsilon": epsilon} for record in records]
+        epsilon = {"epsilon": _as_json(spent(self._pools, round, self._budget).epsilon)}
+        is_named = lambda model: models is None or model in models
+        return [record | (epsilon if is_named(record["model"]) else {}) for record in records]
 
     def why_stopped(self, round: int) -> str:
         """Why the run ends after this round; empty where the budget allows another one."""
@@ -72,7 +78,7 @@ class PrivacyMeter:
 
 
 def check_privacy(experiment: Any) -> None:
-    """Raises ValueError, TypeError or ImportError, one line, for a budget that cannot be counted."""
+    """Raises ValueError, TypeError or ImportError, one line, for epsilon that cannot be counted."""
     budget, pools = experiment.privacy, experiment.algorithm.privacy
     if budget is not None:
         if not isinstance(budget, PrivacyBudget):
@@ -82,6 +88,12 @@ def check_privacy(experiment: Any) -> None:
             raise ValueError(
                 "privacy must be None for an algorithm without a private method: see fedcodist.private."
             )
+    # Parties' rounds before `start` are pre-training, in which they share nothing.
+    if experiment.start is not None and set(pools) - {PARTIES}:
+        raise ValueError(
+            "start must be None for a private algorithm: its earlier rounds would not be counted, and "
+            "their noise would be drawn again."
+        )
     if pools:
         check_accountant(pools, (budget or PrivacyBudget()).accountant)
 

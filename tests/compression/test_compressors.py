@@ -517,6 +517,17 @@ def test_serialised_bytes_are_the_count_and_a_header(name, zeros):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_tensor_without_values_is_sent_beside_others(name):
+    """Such as the bias of a layer without units."""
+    value = tree() | {"empty": jnp.zeros((0, 3))}
+    compressor, message, content = written(name, value)
+    assert len(content) - header_bytes(content) == compressor.payload(message)
+    restored = compressor.decompress(decode(compressor, content, value), value)
+    assert restored["empty"].shape == (0, 3)
+    jax.tree.map(np.testing.assert_array_equal, restored, compressor.decompress(message, value))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_malformed_bytes_are_one_line(name):
     compressor, _, content = written(name)
     draws = np.random.default_rng(0)

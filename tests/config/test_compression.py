@@ -78,6 +78,11 @@ def test_parties_links_are_those_of_their_config():
     [
         ("fml", {"uplink": "svd"}, "algorithm.compression must be of fed_kd_parties"),
         ("fed_kd_parties", {"uplink": "zip"}, "algorithm.compression.uplink must be one of"),
+        (
+            "fed_kd_parties",
+            {"uplink": "top_k", "downlink": "none", "share": 0.1, "range_finder": 4},
+            r"^algorithm\.compression\.range_finder must not be set unless uplink or downlink is 'svd'",
+        ),
         ("fed_kd_parties", {"end": 1.5}, "algorithm.compression.end must be"),
     ],
 )

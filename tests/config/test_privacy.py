@@ -101,6 +101,10 @@ def test_examples_are_private_where_it_says_so():
             dict(most=3),
             "training.privacy.most must be between cohort_size=20 and the pool's 40 clients, got 3.",
         ),
+        (
+            dict(most=30, sampling="fixed"),
+            "training.privacy.most must not be set for sampling='fixed', whose cohorts have one size",
+        ),
         (dict(extra_clip=1.0), "training.privacy.extra_clip must be None for fed_avg"),
         (
             dict(quantile=0.5, noise_multiplier=30.0),

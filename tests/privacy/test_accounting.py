@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
-from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool import Pool, private_cohorts
 from fedcodist.core.method import PrivateCohorts
 from fedcodist.privacy.accounting import (
     PrivacyBudget,
@@ -60,6 +60,24 @@ def test_a_client_in_two_pools_pays_in_both():
     apart = {"one": cohorts(range(10), 5), "two": cohorts(range(10, 20), 5)}
     alone = spent({"one": apart["one"]}, 4, PrivacyBudget(DELTA)).epsilon
     assert spent(apart, 4, PrivacyBudget(DELTA)).epsilon == alone  # nobody is in both
+
+
+@pytest.mark.parametrize("z", [0.05, 0.02, 0.001])
+def test_little_noise_is_the_gaussian_mechanism_too(z):
+    """Losses are of size 1 / z^2. An interval that does not grow with them takes all memory."""
+    everybody = {"pool": cohorts(range(20), 20, z)}
+    found = spent(everybody, 20, PrivacyBudget(DELTA)).epsilon
+    exact = dp_accounting.get_epsilon_gaussian(z / 20**0.5, DELTA)
+    assert exact * (1 - 1e-6) < found < exact * (1 + 3e-4)
+    # Beside a pool with much noise, whose losses need the same interval.
+    both = everybody | {"noisy": cohorts(range(20), 20, 2.0)}
+    assert found < spent(both, 20, PrivacyBudget(DELTA)).epsilon < found * 1.01
+
+
+def test_next_to_no_noise_is_none():
+    for most in ("all", None):
+        pools = {"pool": cohorts(range(20), 10, 1e-9, most)}
+        assert spent(pools, 20, PrivacyBudget(DELTA)).epsilon == np.inf
 
 
 def test_a_fixed_size_is_accounted_as_what_it_is():
@@ -146,6 +164,30 @@ def test_a_run_that_ended_at_its_budget_does_not_grow(tmp_path):
     )
 
 
+def test_on_client_splits_the_shared_model_has_epsilon_and_a_fine_tuned_one_has_none():
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    outcome = one_pool(
+        method, 2, rounds=1, poisson=PoissonCohort(), client_splits={"own": federated()}
+    )
+    found = {
+        (line["model"], line["split"]): line.get("epsilon")
+        for line in outcome.records
+        if line["round"] == 1
+    }
+    assert found["pool", "own"] == found["pool", "train"] > 0
+    assert found["pool_fine_tuned", "own"] is None
+
+
+def test_private_pools_do_not_start_from_another_run():
+    """The earlier rounds would not be counted, and their noise would be drawn again."""
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    settings = dict(rounds=1, poisson=PoissonCohort())
+    state = one_pool(method, 2, **settings).state
+    with pytest.raises(ValueError, match=r"^start must be None for a private algorithm") as raised:
+        one_pool(method, 2, start=state, **settings)
+    assert "\n" not in str(raised.value)
+
+
 def run_in(folder, method, rounds, settings):
     settings = dict(settings)
     pool = Pool(method, np.arange(len(SIZES)), 2, settings.pop("poisson"))
@@ -180,6 +222,13 @@ def run_in(folder, method, rounds, settings):
         (
             lambda: spent({"a": cohorts(range(5), 2, most=3)}, 1, PrivacyBudget(accountant="rdp")),
             "accountant must be 'pld' for a Poisson cohort with a bound, got 'rdp' for 'a'.",
+        ),
+        (lambda: spent({}, 1, PrivacyBudget()), "pools must hold at least one pool with a private"),
+        (
+            lambda: calibrated_noise_multiplier(
+                4.0, DELTA, 10, private_cohorts({"pool": Pool(AVERAGING, np.arange(6), 2)})
+            ),
+            "pools must hold at least one pool with a private method, got none",
         ),
         (lambda: one_pool(AVERAGING, privacy=PrivacyBudget()), "privacy must be None"),
     ],

@@ -94,6 +94,10 @@ def test_epsilon_is_of_an_example_in_every_epoch():
         -mu / 2 - epsilon / mu
     )
     np.testing.assert_allclose(delta, 1e-5, rtol=0.01)
+    # Many steps with little noise, whose losses are too many for a grid.
+    assert example_epsilon(0.05, 5, 100, 1e-5) > 0.5 * 500 / 0.05**2
+    assert example_epsilon(1.0, 5, 100, 1e-5) == pytest.approx(344.451, abs=1e-3)
+    assert example_epsilon(1e-9, 1, 1, 1e-5) == np.inf
     assert example_epsilon(4.0, 2, 0, 1e-5) == 0 and example_epsilon(0.0, 2, 1, 1e-5) == np.inf
 
 

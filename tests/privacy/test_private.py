@@ -128,8 +128,12 @@ def test_noise_makes_no_variance_negative(name):
     state = functools.reduce(lambda inner, part: {part: inner}, reversed(path), {last: jnp.ones(2)})
     moved = moved_statistics(state, jax.tree.map(lambda leaf: leaf - 3, state))
     np.testing.assert_array_equal(jax.tree.leaves(moved)[0], [0, 0])
-    mean = moved_statistics({"bn": {"mean": jnp.ones(2)}}, {"bn": {"mean": -2 * jnp.ones(2)}})
-    np.testing.assert_array_equal(mean["bn"]["mean"], [-1, -1])
+
+
+@pytest.mark.parametrize("module", ["bn", "variant_block", "var_net"])
+def test_noise_moves_a_mean_below_zero(module):
+    mean = moved_statistics({module: {"mean": jnp.ones(2)}}, {module: {"mean": -2 * jnp.ones(2)}})
+    np.testing.assert_array_equal(mean[module]["mean"], [-1, -1])
 
 
 @pytest.mark.parametrize(

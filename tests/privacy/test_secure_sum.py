@@ -372,7 +372,7 @@ def test_masks_are_between_all_clients_of_a_round():
     as_in_fedjax = as_fedjax(averaging._replace(reduce=reduce), execution=Execution("scan"))
     server = as_in_fedjax.init(jax.random.key(0))
     clients = [(n, federated().client(n), jax.random.key(n)) for n in (1, 3)]
-    after, _ = as_in_fedjax.apply(server, clients)
+    after, _ = as_in_fedjax.apply(server, clients, round=0)
     np.testing.assert_array_equal(after.params["w"], server.params["w"])
     assert set(seen) == {2}
 

@@ -186,6 +186,31 @@ def test_every_party_is_measured_on_its_own_examples(dealt):
         assert measured.metrics["loss"][1, place] == pytest.approx(loss, rel=1e-5)
 
 
+def test_the_centralised_models_are_measured_on_all_clients_of_their_architecture(dealt):
+    """Not on those of the one client by which the model is named."""
+    train, test = dealt
+    groups = {
+        "wide": fc.PartyGroup(MODEL, np.array([0, 1, 4])),
+        "thin": fc.PartyGroup(network(3), np.array([2, 3])),
+    }
+    everything = train.all_examples()
+    training = fc.StepTraining(batch_size=4, steps=2)
+    algorithm = fc.centralised(groups, len(everything["label"]), 4, training)
+    source = lambda data: fc.resident_data(data, {"shared": everything})
+    outcome = fc.run_experiment(
+        experiment(train, algorithm, source, client_splits={"own": test}), show_progress=False
+    )
+    measured = outcome.clients["own"]["parties"]
+    assert measured.clients.tolist() == [0, 2, 3, 4]
+    names = {0: "wide", 2: "thin", 3: "thin", 4: "wide"}
+    for place, (client, name) in enumerate(names.items()):
+        for seed in range(2):
+            variables = of_seed(outcome.variables[name], seed)
+            model = groups[name].model
+            accuracy, _ = plain_accuracy(model, variables, test.client(client))
+            assert measured.metrics["accuracy"][seed, place] == pytest.approx(accuracy)
+
+
 def teachers(train):
     hyper = fc.FedKDHyper(teacher_learning_rate=0.1, student_learning_rate=0.1)
     method = fc.fed_kd(MODEL, network(5), train.columns, TRAINING, hyper=hyper)

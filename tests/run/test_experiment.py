@@ -539,6 +539,15 @@ def test_rows_that_the_algorithm_was_told_of(stream):
     )
 
 
+@pytest.mark.parametrize(
+    "argument", ["splits", "final_splits", "client_splits", "final_client_splits"]
+)
+def test_no_split_has_the_name_in_the_lines_of_training(argument):
+    with pytest.raises(ValueError, match=rf"^{argument} must have other names than 'clients'") as r:
+        check_experiment(make_experiment()._replace(**{argument: {"clients": make_data()}}))
+    assert "\n" not in str(r.value)
+
+
 def test_no_splits():
     with pytest.raises(ValueError, match="splits must name at least one"):
         check_experiment(make_experiment()._replace(splits={}))

@@ -16,6 +16,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.privacy.private import private
+from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.run.fedjax_adapter import as_fedjax
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))
@@ -162,3 +163,17 @@ def test_every_round_has_noise_of_its_own():
     jax.tree.map(np.testing.assert_array_equal, first, again)
     apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
     assert min(jax.tree.leaves(apart)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "method",
+    [private(METHOD, clip=1.0, noise_multiplier=1.0), secure_sum(METHOD, 3, 1.0, 100.0)],
+    ids=["private", "secure sum"],
+)
+def test_noise_and_masks_need_the_round(method):
+    """FedJAX's loop gives none, and two rounds with the same noise would show the updates."""
+    algorithm = as_fedjax(method)
+    server = jax.jit(algorithm.init, compiler_options=QUICK)(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"^round must be given for a private method") as error:
+        algorithm.apply(server, _named_clients())
+    assert "\n" not in str(error.value)
