@@ -278,7 +278,9 @@ ONE, OTHER = ("small", "large"), ("sketch", "swapped")
 )
 def test_every_method_with_every_compressor(algorithm, local_method, links):
     models, metrics, sizes = trained(algorithm, local_method, links)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((models, metrics)))
+    # Rounds without a distillation have no loss of one.
+    defined = {name: values for name, values in metrics.items() if "distillation" not in name}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((models, defined)))
     without, _, _ = trained(algorithm, local_method, (None, None))
     for name, size in sizes.items():
         assert distance(models[name].params, without[name].params) > 1e-4
