@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,9 @@ from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_kd_parties import fed_kd_parties
+from fedcodist.algorithms.parties.fed_l2g import fed_l2g
 from fedcodist.algorithms.parties.fed_md import fed_md
+from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
@@ -26,6 +29,9 @@ from fedcodist.core.aggregation import weighted_mean
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.headed import headed
+from fedcodist.privacy.private_parties import private_classes, private_scores
+from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -153,6 +159,36 @@ def test_any_method_of_parties_may_send_compressed(name):
     for party, about in algorithms[0].communication.items():
         # Half of the floats, and the grid of each array.
         assert about.up / 2 < metrics[f"{party}/client_bytes_up"] <= about.up / 2 + 16
+
+
+HEADED = {"all": PartyGroup(headed(nn.Dense(2), jnp.zeros((1, FEATURES)), CLASSES), range(3))}
+OF_SUMS = {
+    "fd": ALGORITHMS["fd"],
+    "fed_proto": functools.partial(fed_proto, HEADED, CLASSES),
+    "fed_l2g": functools.partial(fed_l2g, HEADED, CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", OF_SUMS)
+def test_methods_of_sums_refuse_reductions_that_average(name):
+    """A mean number of parties is at most 1: no other party would seem to have a label."""
+    q = quantisation(16)
+    for average in (
+        weighted_mean(),
+        compressed_reduce(q),
+        secure_sum_reduce(3, 1.0),
+        secure_sum_reduce(3, 1.0, reduce=compressed_reduce(q)),
+        private_scores(1.0, 0.0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^reduce must return sums, such as .*sums\(\)"
+        ) as raised:
+            OF_SUMS[name](reduce=average)
+        assert "\n" not in str(raised.value)
+    for inner in (sums(), private_classes(1.0, 0.0)):
+        assert OF_SUMS[name](reduce=inner).name == name
+        assert OF_SUMS[name](reduce=compressed_reduce(q, inner)).name == name
+        assert OF_SUMS[name](reduce=secure_sum_reduce(3, 1.0, reduce=inner)).name == name
 
 
 def test_a_compressor_with_a_memory_is_refused():
