@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from fedcodist.core.inputs import ClientData
 
 PyTree = Any
+# The column of what a network learns to say of an example; no data set has this name by chance.
+TARGET = "fedcodist/target"
 # (batch, key, positions in the whole batch) -> batch; traced inside the step.
 Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
 
@@ -62,6 +64,18 @@ def read(
     return dict(
         preprocess({name: column[indices] for name, column in columns.items()}, key, positions)
     )
+
+
+def beside_targets(preprocess: Preprocess) -> Preprocess:
+    """The preprocessing of examples with a column TARGET, which `preprocess` does not see or lose."""
+
+    def preprocessed(
+        batch: dict[str, jax.Array], key: jax.Array, positions: jax.Array
+    ) -> dict[str, jax.Array]:
+        examples = {name: column for name, column in batch.items() if name != TARGET}
+        return {**preprocess(examples, key, positions), TARGET: batch[TARGET]}
+
+    return preprocessed
 
 
 def on_examples(
