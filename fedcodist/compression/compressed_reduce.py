@@ -17,11 +17,12 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
     """The reduction of the updates that the server can restore from compressed messages.
 
     It is for methods of parties who send scores: `fed_md(..., reduce=compressed_reduce(compressor))`
-    quantises them, with `quantisation(8)`. A party of FD later subtracts its means as they were before
-    compression, and messages of FD and FedProto have counts. So these need a compressor of small errors
-    for every number, such as quantisation with many bits, and not top-k. Bytes are measured: the metric
-    `<party>/client_bytes_up` is their mean over the parties. For methods of one model use `compressed`,
-    which compresses downloads too.
+    quantises them, with `quantisation(8)`. FD, FedProto and FedL2G need sums: for them it is
+    `compressed_reduce(compressor, sums())`, with `fedcodist.algorithms.parties.party.sums`. A party of
+    FD later subtracts its means as they were before compression, and messages of all three have counts.
+    So these need a compressor of small errors for every number, such as quantisation with many bits, and
+    not top-k. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties.
+    For methods of one model use `compressed`, which compresses downloads too.
 
     Args:
       compressor: one without a memory, since a reduction keeps nothing from round to round. A compressor
@@ -57,4 +58,4 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         sum_of_bytes, count = measured
         return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
 
-    return Reduce(prepare, finalize, bound=inner.bound)
+    return Reduce(prepare, finalize, bound=inner.bound, is_sum=inner.is_sum)

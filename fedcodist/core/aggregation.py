@@ -75,6 +75,8 @@ class Reduce(NamedTuple):
         The masks of all clients sum to zero, so `finalize` does not need them.
       bound: a client's update -> the update that `prepare` uses in its place, such as a clipped one. It
         is for methods whose clients continue from what they sent. None: `prepare` changes no update.
+      is_sum: whether the aggregate's pseudo-gradient is a sum of updates, with noise or without.
+        Methods that divide it themselves, such as FD, need this.
     """
 
     prepare: Callable[[ClientResult, jax.Array], PyTree]
@@ -82,6 +84,7 @@ class Reduce(NamedTuple):
     is_mean: bool = False
     mask: Callable[[PyTree, jax.Array, jax.Array, jax.Array], PyTree] | None = None
     bound: Callable[[PyTree], PyTree] | None = None
+    is_sum: bool = False
 
 
 def weighted_mean() -> Reduce:

@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_function
+from fedcodist.core.inputs import ClientData
 
+PyTree = Any
+# The column of what a network learns to say of an example; no data set has this name by chance.
+TARGET = "fedcodist/target"
 # (batch, key, positions in the whole batch) -> batch; traced inside the step.
 Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
 
@@ -81,18 +85,53 @@ def read(
     return dict(preprocessed)
 
 
+def beside_targets(preprocess: Preprocess) -> Preprocess:
+    """The preprocessing of examples with a column TARGET, which `preprocess` does not see or lose."""
+
+    def preprocessed(
+        batch: dict[str, jax.Array], key: jax.Array, positions: jax.Array
+    ) -> dict[str, jax.Array]:
+        examples = {name: column for name, column in batch.items() if name != TARGET}
+        return {**preprocess(examples, key, positions), TARGET: batch[TARGET]}
+
+    return preprocessed
+
+
+def on_examples(
+    answer: Callable[[dict[str, jax.Array]], PyTree],
+    data: ClientData,
+    preprocess: Preprocess,
+    batch_size: int,
+) -> PyTree:
+    """A function's values for all examples of a client, leaves [capacity, ...].
+
+    Args:
+      answer: batch -> leaves [size, ...].
+      data: the client's examples. Beyond the last one, values mean nothing.
+      preprocess: (batch, key, positions) -> batch; it gets one fixed key.
+      batch_size: examples per step, at most.
+    """
+    size = min(batch_size, data.capacity)
+
+    def at(positions: jax.Array) -> PyTree:
+        rows = data.start + jnp.minimum(positions, data.capacity - 1)
+        return answer(read(data.columns, rows, preprocess, jax.random.key(0), positions))
+
+    return on_all(at, data.capacity, size, data.bound)
+
+
 def on_all(
-    answer: Callable[[jax.Array], jax.Array],
+    answer: Callable[[jax.Array], PyTree],
     capacity: int,
     size: int,
     bound: Any,
     devices: int = 1,
     device: Any = 0,
-) -> jax.Array:
-    """A function's values for all examples, computed batch by batch, [capacity, ...].
+) -> PyTree:
+    """A function's values for all examples, computed batch by batch, leaves [capacity, ...].
 
     Args:
-      answer: positions int32 [size] -> [size, ...]; positions may lie beyond the last example.
+      answer: positions int32 [size] -> leaves [size, ...]; positions may lie beyond the last example.
       capacity: the largest possible number of examples.
       size: of a batch.
       bound: the number of examples for which values are computed; may be traced. The rest is zeros.
@@ -100,10 +139,13 @@ def on_all(
       device: index of this device. Values of the other devices' batches are zeros.
     """
 
-    def add(index: jax.Array, answers: jax.Array) -> jax.Array:
+    def add(index: jax.Array, answers: PyTree) -> PyTree:
         positions = (index * devices + device) * size + jnp.arange(size)
-        return answers.at[positions].set(answer(positions), mode="drop")
+        put = lambda leaf, values: leaf.at[positions].set(values, mode="drop")
+        return jax.tree.map(put, answers, answer(positions))
 
-    shape = jax.eval_shape(answer, jnp.arange(size))
-    answers = jnp.zeros((capacity, *shape.shape[1:]), shape.dtype)
+    answers = jax.tree.map(
+        lambda leaf: jnp.zeros((capacity, *leaf.shape[1:]), leaf.dtype),
+        jax.eval_shape(answer, jnp.arange(size)),
+    )
     return jax.lax.fori_loop(0, -(-bound // (size * devices)), add, answers)

@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import batches
+from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
 
-ANSWERS = "teacher"  # the column of the teacher's outputs
-
 
 def cached_answers(
     teacher: Teacher, unlabelled: Examples, distillation: Distillation, axis_name: str | None = None
-) -> tuple[Examples, Teacher]:
-    """Returns the examples with a column of the teacher's outputs, and a teacher that looks these up.
+) -> tuple[Examples, Teacher, Distillation]:
+    """Returns the examples with a column of the teacher's outputs, and what looks these up.
 
-    The outputs are computed for all examples of the columns: all unlabelled data if it is on the device,
-    the round's examples if it is streamed.
+    That is a teacher, and the distillation with a preprocessing that passes the outputs on. The outputs
+    are computed for all examples of the columns: all unlabelled data if it is on the device, the round's
+    examples if it is streamed.
 
     Args:
       teacher: batch -> outputs [batch, ...].
@@ -33,8 +33,9 @@ def cached_answers(
     """
     _check_not_random(distillation, unlabelled.columns)
     answers = _on_all(teacher, unlabelled, distillation, axis_name)
-    columns = {**unlabelled.columns, ANSWERS: answers}
-    return Examples(columns, unlabelled.indices), lambda batch: batch[ANSWERS]
+    examples = Examples({**unlabelled.columns, TARGET: answers}, unlabelled.indices)
+    passes_on = distillation._replace(preprocess=beside_targets(distillation.preprocess))
+    return examples, lambda batch: batch[TARGET], passes_on
 
 
 def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Array]) -> None:
@@ -48,11 +49,17 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
             distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
         ]
         for other in others:
-            if not all(np.array_equal(first[name], other[name]) for name in other):
+            if not all(_is_same(first[name], other[name]) for name in other):
                 raise ValueError(
                     "distillation.preprocess must not be random where answers are cached: the teacher "
                     "would answer other images than the student sees."
                 )
+
+
+def _is_same(one: jax.Array, other: jax.Array) -> bool:
+    # Rows that are normalised are NaN where all of their drawn numbers are equal.
+    may_be_nan = jnp.issubdtype(one.dtype, jnp.inexact)
+    return np.array_equal(one, other, equal_nan=may_be_nan)
 
 
 def _on_all(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import keys
+from fedcodist.core.devices import this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.loop import (
@@ -97,6 +98,8 @@ def distill_averaged(
         summed_step, (start, nothing), jnp.arange(settings.steps)
     )
     params = jax.tree.map(lambda leaf: leaf / count, total)
+    # Devices must not use the same dropout for their parts, as in the steps.
+    _, device = this_device(axis_name)
 
     def update_statistics(
         mutable: dict[str, PyTree], index: jax.Array
@@ -107,7 +110,7 @@ def distill_averaged(
                 Variables(params[name], mutable[name]),
                 batch,
                 train=True,
-                key=keys.derive(key, index, "statistics", name),
+                key=keys.derive(key, index, "statistics", name, device),
                 mask=mask,
                 axis_name=axis_name,
             )

@@ -83,8 +83,21 @@ class Headed(nn.Module):
         return LayerOutputs(nn.Dense(self.classes, name=HEAD)(embedding), (embedding,))
 
 
-def embedding_of(outputs: LayerOutputs) -> jax.Array:
-    """The head's input, [batch, width]."""
+def embedding_of(outputs: LayerOutputs, argument: str = "groups") -> jax.Array:
+    """The head's input, [batch, width].
+
+    Args:
+      outputs: of a network made by `headed`.
+      argument: which holds the network, for the message.
+
+    Raises:
+      ValueError: the network returns logits alone.
+    """
+    if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
+        raise ValueError(
+            f"{argument} must have models with a linear head, as `headed` makes them, whose outputs are "
+            "logits and the embedding that the head reads, got a network that returns logits alone."
+        )
     return outputs.hidden[-1]
 
 

@@ -114,7 +114,7 @@ def private_classes(clip: float, noise_multiplier: float, max_count: float = 1.0
         noisy_vectors, noisy_counts = _noised(scaled, deviation, key)
         return Aggregate(structure.unflatten([noisy_vectors, noisy_counts / clip]), {}, weight)
 
-    return Reduce(prepare, finalize, bound=bound)
+    return Reduce(prepare, finalize, bound=bound, is_sum=True)
 
 
 def counted(algorithm: FederatedAlgorithm, noise_multiplier: float) -> FederatedAlgorithm:

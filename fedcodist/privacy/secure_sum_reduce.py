@@ -55,7 +55,8 @@ def secure_sum_reduce(
 
     It is for methods of parties: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
     one model use `secure_sum`, which also documents what is hidden and what is lost. It goes around
-    compression and clipping: `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. The
+    compression and clipping: `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. FD,
+    FedProto and FedL2G need `reduce=sums()`, with `fedcodist.algorithms.parties.party.sums`. The
     metrics are `<party>/client_bytes_up` and `<party>/client_clipped_share`, how many parties have a
     number out of range, by `num_clients`.
 
@@ -167,7 +168,7 @@ def fixed_point_reduce(
     def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
 
-    return Reduce(prepare, finalize, mask=mask, bound=bound)
+    return Reduce(prepare, finalize, mask=mask, bound=bound, is_sum=inner.is_sum)
 
 
 def check_secure_sum(

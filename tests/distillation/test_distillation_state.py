@@ -6,11 +6,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.distillation.loop import Distillation, distill, frozen
+from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 
 
 class StockBatchNorm(nn.Module):
@@ -57,3 +59,36 @@ def test_statistics_that_are_not_synchronised_are_the_same_on_every_device():
     np.testing.assert_array_equal(on_devices[0], on_devices[1])
     # The mean of the halves' means is the batch's mean; momentum 0.99 keeps a hundredth of it.
     np.testing.assert_allclose(on_devices[0], 0.01 * images.mean(0), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "train", [distill, functools.partial(distill_averaged, WeightAveraging(1, 1), 8)]
+)
+def test_devices_draw_their_own_dropout(train):
+    def drawing(variables, batch, *, train=False, key=None, mask=None, axis_name=None):
+        mutable = variables.mutable
+        if train:
+            draw = jax.random.uniform(key)
+            mutable = {"gap": jnp.ptp(jax.lax.all_gather(draw, axis_name))}
+        return batch["image"] @ variables.params, mutable
+
+    start = Variables(jnp.ones((4, 3)), {"gap": jnp.zeros(())})
+    model = Model(lambda key: start, drawing, cross_entropy, {}, 3)
+    trained = functools.partial(
+        train,
+        models={"student": model},
+        students={"student": start},
+        teachers={"student": frozen(model, start)},
+        targets=lambda name, outputs: jax.nn.softmax(outputs[name]),
+        unlabelled=Examples({"image": jnp.ones((8, 4))}, jnp.arange(8)[None]),
+        key=jax.random.key(2),
+        learning_rates={"student": 0.1},
+        settings=Distillation(steps=1, batch_size=8, mixup_beta=0),
+        axis_name="clients",
+    )
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+    on_each = jax.shard_map(
+        trained, mesh=mesh, in_specs=(), out_specs=PartitionSpec(), check_vma=False
+    )
+    # Averaged weights have statistics of passes of their own, after the steps.
+    assert jax.jit(on_each)().students["student"].mutable["gap"] > 0.01

@@ -23,6 +23,7 @@ from fedcodist.distillation.loop import (
     kl_divergence,
 )
 from fedcodist.distillation.loop import frozen as as_teacher
+from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import MLP
 
 KEY = jax.random.key(4)
@@ -406,8 +407,13 @@ def test_mixup_names_its_inputs():
         _distilled_outputs(lambda variables, batch: 0.0, mixup_beta=2.0, inputs="x")
 
 
+@pytest.mark.parametrize(
+    "train", [distill, functools.partial(distill_averaged, WeightAveraging(1, 1), 5)]
+)
 @pytest.mark.parametrize("synchronised", [False, True])
-def test_a_device_without_real_examples_does_not_spread_what_its_network_returns(synchronised):
+def test_a_device_without_real_examples_does_not_spread_what_its_network_returns(
+    synchronised, train
+):
     """Batch statistics of padding alone are 0 / 0; here they make the whole output NaN.
 
     Those of all devices together are the same on each, with examples or without.
@@ -428,16 +434,16 @@ def test_a_device_without_real_examples_does_not_spread_what_its_network_returns
     indices = jnp.arange(5)[None]
 
     def trained(axis_name):
-        return distill(
-            {"student": model},
-            {"student": start},
-            {"teacher": lambda batch: batch["image"] @ jnp.eye(2, 3)},
-            lambda name, outputs: jax.nn.softmax(outputs["teacher"]),
-            Examples({"image": images}, indices),
-            KEY,
-            {"student": 0.1},
-            Distillation(1, 5, optax.sgd, mixup_beta=0),
-            axis_name,
+        return train(
+            models={"student": model},
+            students={"student": start},
+            teachers={"teacher": lambda batch: batch["image"] @ jnp.eye(2, 3)},
+            targets=lambda name, outputs: jax.nn.softmax(outputs["teacher"]),
+            unlabelled=Examples({"image": images}, indices),
+            key=KEY,
+            learning_rates={"student": 0.1},
+            settings=Distillation(1, 5, optax.sgd, mixup_beta=0),
+            axis_name=axis_name,
         )
 
     devices = 4  # two examples for each but the third, and none for the fourth

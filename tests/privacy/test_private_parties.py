@@ -156,7 +156,8 @@ def test_the_multiplier_that_is_counted_is_that_of_the_reduction(kind):
     noise = reduce.finalize(nothing, NOTHING, jax.random.key(0)).pseudo_gradient
     values = np.concatenate([np.ravel(leaf) for leaf in scaled(noise)])
     measured = np.std(values) / float(most)
-    cohorts = counted(METHODS["fd"][0](reduce=reduce), z).privacy
+    method, _ = METHODS["fd" if kind == "classes" else "fed_md"]
+    cohorts = counted(method(reduce=reduce), z).privacy
     assert cohorts[PARTIES].noise_multiplier == pytest.approx(
         measured, rel=4 / np.sqrt(2 * values.size)
     )

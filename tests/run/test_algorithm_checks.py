@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,13 @@ from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.algorithms.parties.fed_gen import fed_gen
+from fedcodist.algorithms.parties.fed_gh import fed_gh
+from fedcodist.algorithms.parties.fed_l2g import fed_l2g
+from fedcodist.algorithms.parties.fed_mrl import fed_mrl
+from fedcodist.algorithms.parties.fed_proto import fed_proto
+from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import ClientStates
@@ -18,7 +26,9 @@ from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel
+from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import Distillation, check_distillation
+from fedcodist.models.headed import headed
 from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
@@ -398,3 +408,40 @@ def test_a_wrong_personal_model_is_one_line(variables, message):
     with pytest.raises((TypeError, ValueError), match=message) as raised:
         check_experiment(experiment_of(algorithm))
     assert "\n" not in str(raised.value)
+
+
+class OwnHead(nn.Module):
+    """A network with a layer of the name of `headed`'s head, which returns logits alone."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, name="head")(nn.relu(nn.Dense(4, name="body")(x)))
+
+
+OWN_HEAD = from_flax_linen(OwnHead(), jnp.zeros((1, 3)))
+OWN_GROUPS = {"own": PartyGroup(OWN_HEAD, np.arange(3))}
+HEADED = headed(nn.Dense(4), jnp.zeros((1, 3)), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: fed_proto(OWN_GROUPS, 2), "groups"),
+        (lambda: fed_gh(OWN_GROUPS, 2), "groups"),
+        (lambda: fed_l2g(OWN_GROUPS, 2), "groups"),
+        (lambda: fed_mrl(OWN_GROUPS, HEADED), "groups"),
+        (lambda: fed_mrl({"own": PartyGroup(HEADED, np.arange(3))}, OWN_HEAD), "small"),
+    ],
+)
+def test_methods_of_embeddings_need_models_that_return_them(make, argument):
+    message = (
+        f"^{argument} must have models with a linear head, as `headed` makes them, whose outputs"
+    )
+    with pytest.raises(ValueError, match=message) as raised:
+        check_experiment(experiment_of(make()))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [lg_fed_avg, fed_gen])
+def test_methods_of_heads_take_networks_that_return_logits_alone(make):
+    check_experiment(experiment_of(make(OWN_GROUPS)))

@@ -39,6 +39,7 @@ from fedcodist.algorithms.parties.shared_examples import (
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -131,7 +132,7 @@ def decentralised_periodic_codistillation(
             model: Model, message: None, client: Pupil, data: ClientData, key: jax.Array
         ) -> PartyResult:
             learner, target, has_teacher = client
-            examples = shared_examples(columns | {"target": target}, data)
+            examples = shared_examples(columns | {TARGET: target}, data)
             examples = without_examples(examples, has_teacher)
             student = _student(model, distillation, training, learner, examples, key, hyper)
             keep = lambda new, old: jnp.where(has_teacher, new, old)
@@ -202,12 +203,12 @@ def _student(
     divergence = kl_divergence("forward")
     variables = train_client(
         model,
-        distillation,
+        distillation._replace(preprocess=beside_targets(distillation.preprocess)),
         learner.variables,
         examples,
         key,
         hyper.distillation_learning_rate,
-        loss_hook=lambda outputs, batch: divergence(logits_of(outputs), batch["target"]),
+        loss_hook=lambda outputs, batch: divergence(logits_of(outputs), batch[TARGET]),
     ).variables
     # The student replaces the model, and the private optimizer's moments start afresh.
     moments = training.optimizer(0.0).init(variables.params)

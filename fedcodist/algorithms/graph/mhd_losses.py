@@ -51,8 +51,8 @@ class HeadDistillation(NamedTuple):
         away. With the other values, and through the backbone, knowledge travels further.
       separate_levels: whether candidates of the same level have their own loss term, with the most
         confident of them as target, or compete with those of the previous level. The paper's text
-        allows both; the first fits its results better (docs/results/mhd.md). With "base" both are the
-        same, and with "self" gradients are.
+        allows both; the first fits its results better (docs/results/mhd.md). It changes nothing without
+        teachers' heads of the same level: with "base", and with "self", which is always the skip rule.
       choice: of the target among the candidates, "most_confident" or "random".
       top_predictions: how many of the largest probabilities a teacher sends per head (section 3.2). The
         rest is spread evenly over the other classes. None: all; then bytes are those of checkpoints.
@@ -125,7 +125,12 @@ def distillation_gradient(
             competing = candidates(
                 outputs, teachers, distillation.candidates, distillation.top_predictions
             )
-            levels = by_level(competing, len(teachers.logits), distillation.separate_levels)
+            levels = by_level(
+                competing,
+                distillation.candidates,
+                len(teachers.logits),
+                distillation.separate_levels,
+            )
             for of_level, purpose in zip(levels, _CHOICE_KEYS, strict=False):
                 # Equation 4: Q selects the candidate with the largest confidence Lambda.
                 choice = chosen(of_level, distillation.choice, keys.derive(key, purpose))
@@ -149,7 +154,8 @@ def candidates(
     """The candidates for the targets of all auxiliary heads.
 
     "self" implements the paper's rule to skip an example on which the head is more confident than its
-    target: the cross-entropy with a head's own prediction has no gradient.
+    target: the cross-entropy with a head's own prediction has no gradient. So it must compete with the
+    other candidates.
 
     Args:
       outputs: the client's outputs on the batch, logits [batch, 1 + heads, classes].
@@ -191,17 +197,22 @@ def top_few(probabilities: jax.Array, count: int) -> jax.Array:
     return jnp.where(sent, probabilities, left)
 
 
-def by_level(competing: jax.Array, teachers: int, is_separate: bool) -> list[jax.Array]:
+def by_level(competing: jax.Array, kind: str, teachers: int, is_separate: bool) -> list[jax.Array]:
     """The candidates of each loss term: all in one term, or heads k - 1 and heads k in two.
+
+    Two terms need teachers' heads k. An own head k that is alone would be its own target, without a
+    gradient, and would skip no example.
 
     Args:
       competing: as returned by `candidates`.
+      kind: one of CANDIDATES.
       teachers: their number.
-      is_separate: whether there are two terms.
+      is_separate: whether there are two terms, where teachers' heads k compete.
     """
-    before = teachers + 1  # with the own head
-    if not is_separate or len(competing) == before:
+    same_level, _ = CANDIDATES[kind]
+    if not (is_separate and same_level and teachers):
         return [competing]
+    before = teachers + 1  # with the own head
     return [competing[:before], competing[before:]]
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.party import PartyResult, party_metrics
 from fedcodist.core import keys
+from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.example_losses import Loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
@@ -45,7 +46,7 @@ def digest_and_revisit(
 
     Args:
       model, party: before the round.
-      public: the round's public examples, with the column `consensus`.
+      public: the round's public examples, with the consensus in the column TARGET.
       private: the party's own examples.
       key: the party's in this round.
       digest, revisit, gradient_hook: as in `fed_md`.
@@ -54,7 +55,7 @@ def digest_and_revisit(
     """
 
     def error(outputs: Any, batch: Batch) -> jax.Array:
-        return mean_absolute_error(scores(logits_of(outputs)), batch["consensus"])
+        return mean_absolute_error(scores(logits_of(outputs)), batch[TARGET])
 
     def train(
         training: LocalTraining,
@@ -75,6 +76,7 @@ def digest_and_revisit(
 
     # Algorithm 1, "Digest": the model approaches the consensus on the public examples.
     rate, state = rates[0], party.digest_state
+    digest = digest._replace(preprocess=beside_targets(digest.preprocess))
     digested = train(digest, party.variables, public, "digest", rate, error, state)
     # Algorithm 1, "Revisit": the model is trained on the party's own examples.
     rate, state = rates[1], party.revisit_state

@@ -37,6 +37,7 @@ from fedcodist.algorithms.parties.shared_examples import (
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -127,7 +128,7 @@ def ds_fl(
         ) -> TrainedClient:
             return train_client(
                 model,
-                distillation,
+                distillation._replace(preprocess=beside_targets(distillation.preprocess)),
                 variables,
                 examples,
                 key,
@@ -138,7 +139,7 @@ def ds_fl(
         def learn_as_party(
             model: Model, target: jax.Array, variables: Variables, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            examples = shared_examples(columns | {"target": target}, data)
+            examples = shared_examples(columns | {TARGET: target}, data)
             taught = learn(model, variables, examples, key)
             metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
             return PartyResult(taught.variables, metrics)
@@ -156,7 +157,7 @@ def ds_fl(
         # Every party learns the target, and so does the server's model.
         taught = run(learn_as_party, target, trained.states, "distillation")
         server_key = keys.derive(round.key, "distillation", round.index, SERVER)
-        examples = all_examples(columns | {"target": target})
+        examples = all_examples(columns | {TARGET: target})
         taught_server = learn(server, state.server, examples, server_key)
         state = DSFLState(taught.states, taught_server.variables)
         return state, client_states, trained.metrics | taught.metrics
@@ -182,7 +183,7 @@ def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
 
 def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
-    return optax.softmax_cross_entropy(logits_of(outputs), batch["target"])
+    return optax.softmax_cross_entropy(logits_of(outputs), batch[TARGET])
 
 
 def _check_floats_and_aggregation(hyper: DSFLHyper, aggregation: str) -> None:

@@ -19,9 +19,9 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_sums,
     init_models,
     run_parties,
-    sums,
     training_metrics,
 )
 from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
@@ -155,7 +155,7 @@ def fd(
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
     check_number("temperature", hyper.temperature, above=0)
-    reduce = sums() if reduce is None else reduce
+    reduce = checked_sums(reduce)
 
     def nothing(*leading: int) -> LabelMeans:
         return LabelMeans(

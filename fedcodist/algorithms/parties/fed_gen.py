@@ -174,7 +174,7 @@ def fed_gen(
             # Line 11: the user sends its head and its label counter.
             _, head = split_head(trained.variables.params)
             weight = jnp.maximum(data.size, 1) if weighted else 1
-            counts = training.epochs * label_counts(data, classes)
+            counts = training.epochs * label_counts(data, classes, training.preprocess)
             # Counts must not be weighted, so they are divided by the weight here.
             sends = (head, counts / weight)
             return PartyResult(trained.variables, metrics, sends=sends, weight=weight)

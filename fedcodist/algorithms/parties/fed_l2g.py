@@ -21,9 +21,9 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_sums,
     init_models,
     run_parties,
-    sums,
     training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import without_examples
@@ -111,7 +111,7 @@ def fed_l2g(
       warm_up: rounds.
       hyper: learning rates and the guiding loss's weight.
       execution, name: as in `fed_md`.
-      reduce: how gradients are summed; by default `sums`.
+      reduce: how gradients are summed; by default `sums`. It must return sums.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
@@ -126,7 +126,7 @@ def fed_l2g(
     check_integer("warm_up", warm_up, low=0)
     for field, value in hyper._asdict().items():
         check_number(field, value, low=0)
-    reduce = sums() if reduce is None else reduce
+    reduce = checked_sums(reduce)
 
     def init(key: jax.Array) -> FedL2GState:
         vectors = jax.random.normal(keys.derive(key, "init", "vectors"), (num_classes, width))

@@ -43,6 +43,7 @@ from fedcodist.algorithms.parties.shared_examples import PUBLIC, shared_examples
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import TARGET
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -142,7 +143,7 @@ def fed_md(
         def learn(
             model: Model, consensus: jax.Array, party: Party, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            examples = shared_examples(public | {"consensus": consensus}, data)
+            examples = shared_examples(public | {TARGET: consensus}, data)
             rates = (hyper.digest_learning_rate, hyper.revisit_learning_rate)
             return digest_and_revisit(
                 model, party, examples, data, key, digest, revisit, gradient_hook, rates, scores

@@ -179,7 +179,8 @@ def matryoshka(own: Model, small: Model, small_width: int) -> Model:
         params = variables.params
         outputs, mutable = both.apply(variables, batch, **arguments)
         # The small model's embedding comes first, and its head reads the first entries.
-        joined = jnp.concatenate([embedding_of(outputs[part]) for part in (SHARED, OWN)], axis=-1)
+        shared, of_own = embedding_of(outputs[SHARED], "small"), embedding_of(outputs[OWN])
+        joined = jnp.concatenate([shared, of_own], axis=-1)
         embedding = apply_head(params[PROJECTOR], joined)
         logits = apply_head(params[OWN][HEAD], embedding)
         of_shared = apply_head(params[SHARED][HEAD], embedding[..., :small_width])

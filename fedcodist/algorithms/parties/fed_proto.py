@@ -15,9 +15,9 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_sums,
     init_models,
     run_parties,
-    sums,
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
@@ -125,7 +125,7 @@ def fed_proto(
     check_integer("inference_batch_size", inference_batch_size, low=1)
     check_number("learning_rate", hyper.learning_rate, low=0)
     check_number("weight", hyper.weight, low=0)
-    reduce = sums() if reduce is None else reduce
+    reduce = checked_sums(reduce)
 
     def init(key: jax.Array) -> FedProtoState:
         return FedProtoState(init_models(groups, key), no_prototypes(num_classes, width))

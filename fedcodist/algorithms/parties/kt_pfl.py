@@ -42,6 +42,7 @@ from fedcodist.algorithms.parties.party import (
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, inference, shared_examples
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -158,13 +159,12 @@ def kt_pfl(
             variables, mixture = party
 
             def loss(outputs: Any, batch: Batch) -> jax.Array:
-                return divergence(logits_of(outputs), batch["mixture"])
+                return divergence(logits_of(outputs), batch[TARGET])
 
-            examples = shared_examples(columns | {"mixture": mixture}, data)
+            examples = shared_examples(columns | {TARGET: mixture}, data)
             rate = hyper.distillation_learning_rate
-            taught = train_client(
-                model, distillation, variables, examples, key, rate, loss_hook=loss
-            )
+            training = distillation._replace(preprocess=beside_targets(distillation.preprocess))
+            taught = train_client(model, training, variables, examples, key, rate, loss_hook=loss)
             metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
             return PartyResult(taught.variables, metrics)
 

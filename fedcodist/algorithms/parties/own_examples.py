@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import batches
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 
 LEAST_STEPS = 8  # in which the party with the most examples computes its outputs
 
@@ -34,16 +33,19 @@ def label_sums(
       model, variables: the party's model, in evaluation mode.
       data: the party's examples.
       num_classes: labels.
-      training: whose preprocessing is used, with one fixed key.
+      training: whose preprocessing makes inputs and labels, with one fixed key.
       batch_size: examples per step, at most.
       of: outputs -> array [batch, width].
     """
     # A step is always full. With large steps, a party with few examples would compute as many outputs
     # as the party with the most.
     size = min(batch_size, -(-data.capacity // LEAST_STEPS))
-    outputs = inference(model, variables, data, training.preprocess, size, of)
-    _, rows, is_real = batches.places(0, data.capacity, data.size)
-    labels = class_labels(data.columns["label"][data.start + rows], num_classes)
+
+    def answer(batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return of(model.apply(variables, batch)[0]), class_labels(batch["label"], num_classes)
+
+    outputs, labels = batches.on_examples(answer, data, training.preprocess, size)
+    is_real = jnp.arange(data.capacity) < data.size
     is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
     # Sums over examples, which an accelerator's default precision would round.
     sums = jnp.matmul(is_of_label.T, outputs, precision="highest")

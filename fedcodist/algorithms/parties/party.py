@@ -244,7 +244,23 @@ def sums() -> Reduce:
         update, weight = total
         return Aggregate(update, {}, weight)
 
-    return Reduce(prepare, finalize)
+    return Reduce(prepare, finalize, is_sum=True)
+
+
+def checked_sums(reduce: Reduce | None) -> Reduce:
+    """The reduction of a method that divides sums itself; `sums()` if none is given.
+
+    Raises:
+      ValueError: names `reduce`, if it does not sum.
+    """
+    if reduce is None:
+        return sums()
+    if not reduce.is_sum:
+        raise ValueError(
+            "reduce must return sums, such as fedcodist.algorithms.parties.party.sums() or a reduction "
+            "around it, compressed_reduce(compressor, sums()), got one whose is_sum is False."
+        )
+    return reduce
 
 
 def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:

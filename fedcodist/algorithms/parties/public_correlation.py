@@ -131,10 +131,15 @@ def correlation_loss(logits: jax.Array, mean: jax.Array, off_diagonal: Any) -> j
     """The loss of logits [batch, classes] against the parties' mean logits, a scalar."""
 
     def normalised(values: jax.Array) -> jax.Array:
-        centred = values - jnp.mean(values, axis=0)
+        # A constant changes no correlation. Without the first row, the mean of equal numbers is exact.
+        moved = values - jax.lax.stop_gradient(values[0])
+        centred = moved - jnp.mean(moved, axis=0)
         square = jnp.sum(centred**2, axis=0)
-        # If all logits of a class are equal, its correlations are 0.
-        return centred / jnp.sqrt(jnp.where(square > 0, square, 1))
+        # If all logits of a class are equal but for rounding, its correlations are 0.
+        rounding = 4 * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), axis=0)
+        is_equal = square <= len(values) * rounding**2
+        unit = centred / jnp.sqrt(jnp.where(is_equal, 1, square))
+        return jnp.where(is_equal, 0, unit)
 
     correlations = normalised(logits).T @ normalised(mean)
     is_diagonal = jnp.eye(len(correlations), dtype=bool)

@@ -11,7 +11,7 @@ from fedcodist.core import batches
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Batch, Model, Variables
 
 PUBLIC = "public"  # the data set that all parties have
 
@@ -53,14 +53,11 @@ def inference(
       batch_size: examples per step.
       of: outputs -> array [batch, ...]: by default the logits; may be an embedding, for example.
     """
-    size = min(batch_size, data.capacity)
 
-    def answer(positions: jax.Array) -> jax.Array:
-        rows = data.start + jnp.minimum(positions, data.capacity - 1)
-        batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
+    def answer(batch: Batch) -> jax.Array:
         return of(model.apply(variables, batch)[0])
 
-    return batches.on_all(answer, data.capacity, size, data.bound)
+    return batches.on_examples(answer, data, preprocess, batch_size)
 
 
 def without_examples(data: ClientData, keeps: jax.Array) -> ClientData:

@@ -153,7 +153,7 @@ def fed_be(
         }
 
         # The ensemble's target, the sharpened mean probabilities, is computed once per round.
-        unlabelled, answers = cached_answers(
+        unlabelled, answers, settings = cached_answers(
             lambda batch: sharpened(mean_of_all(models, ensembles, batch), hyper.temperature),
             round.inputs.examples[UNLABELLED],
             distillation,
@@ -169,7 +169,7 @@ def fed_be(
             unlabelled=unlabelled,
             key=keys.derive(round.key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
-            settings=distillation,
+            settings=settings,
             axis_name=round.axis_name,
             divergence=lambda logits, target: divergence(logits, target) / classes,
         ).students

@@ -222,7 +222,9 @@ def distilled_students(
     """The students after distillation from an ensemble's mean logits (equations 4 and 5)."""
     unlabelled = round.inputs.examples[UNLABELLED]
     if teaching.cached:
-        unlabelled, teacher = cached_answers(teacher, unlabelled, distillation, round.axis_name)
+        unlabelled, teacher, distillation = cached_answers(
+            teacher, unlabelled, distillation, round.axis_name
+        )
     divergence = divergence_of(distillation)
     return distill(
         models=models,

@@ -12,6 +12,7 @@ from flax.linen.module import InterceptorContext
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, uniform_weight
 from fedcodist.algorithms.pools.levels import Part, part_at_places
 from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.label_counts import label_counts
 from fedcodist.core.local_training import LocalTraining, train_client
@@ -70,7 +71,7 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
         classes, loss = None, None
         if masked:
             # Masked cross-entropy: logits of classes without examples at the client are set to 0.
-            classes = classes_of(data, network.num_classes)
+            classes = classes_of(data, network.num_classes, training.preprocess)
             loss = lambda outputs, batch: network.loss(jnp.where(classes > 0, outputs, 0), batch)
         trained = train_client(
             network, training, message, data, key, hyper.client_learning_rate, loss_hook=loss
@@ -80,9 +81,9 @@ def masked_update(network: Model, training: LocalTraining, masked: bool) -> Call
     return client_update
 
 
-def classes_of(data: ClientData, classes: int) -> jax.Array:
-    """Which classes a client has examples of, float [classes] of 0 and 1."""
-    return (label_counts(data, classes) > 0).astype(jnp.float32)
+def classes_of(data: ClientData, classes: int, preprocess: Preprocess) -> jax.Array:
+    """Which classes a client has examples of, float [classes] of 0 and 1; see `label_counts`."""
+    return (label_counts(data, classes, preprocess) > 0).astype(jnp.float32)
 
 
 def scaled_by_share(model: Model, shares: Mapping[str, float]) -> Model:

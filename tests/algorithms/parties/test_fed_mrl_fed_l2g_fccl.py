@@ -403,6 +403,42 @@ def test_the_correlation_loss_is_least_for_equal_outputs_of_two_opposed_classes(
     assert np.all(np.isfinite(gradient))
 
 
+def loss_in_float64(logits, mean, constant=()):
+    """The correlation loss in NumPy; the correlations of constant classes are 0."""
+
+    def unit(values):
+        apart = values.astype(np.float64) - values.mean(0, dtype=np.float64)
+        return apart / np.sqrt(np.maximum((apart**2).sum(0), 1e-30))
+
+    correlations = unit(logits).T @ unit(mean)
+    correlations[list(constant)] = 0
+    others = ~np.eye(len(correlations), dtype=bool)
+    return ((1 - np.diag(correlations)) ** 2).sum() + 0.1 * ((1 + correlations) ** 2)[others].sum()
+
+
+@pytest.mark.parametrize("size", [64, 100, 1000])
+def test_equal_logits_of_a_class_have_no_correlation(size):
+    """The mean of equal numbers is rounded, and networks may round equal outputs differently."""
+    logits, mean = np.random.default_rng(size).normal(size=(2, size, 4)).astype(np.float32)
+    loss_and_gradient = jax.value_and_grad(correlation_loss)
+    usual = np.abs(loss_and_gradient(jnp.asarray(logits), mean, 0.1)[1]).max()
+    logits[:, 0] = -1.3
+    logits[:, 1] = 0.7
+    logits[::3, 1] = np.nextafter(np.float32(0.7), np.float32(1))
+    value, gradient = loss_and_gradient(jnp.asarray(logits), mean, 0.1)
+    np.testing.assert_array_equal(gradient[:, :2], 0)
+    assert np.abs(gradient).max() < 3 * usual
+    assert value == pytest.approx(loss_in_float64(logits, mean, constant=(0, 1)), rel=1e-4)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_logits_that_differ_are_correlated_wherever_they_are(offset):
+    logits, mean = np.random.default_rng(0).normal(size=(2, 100, 4))
+    logits, mean = (logits + offset).astype(np.float32), mean.astype(np.float32)
+    value = correlation_loss(jnp.asarray(logits), jnp.asarray(mean), 0.1)
+    assert value == pytest.approx(loss_in_float64(logits, mean), rel=1e-4)
+
+
 def test_fccl_exchanges_the_logits_of_all_public_batches():
     about, examples = ALGORITHMS["fccl"].communication["deep_0"], 2 * 2 * 3
     assert about.up == 4 * examples * CLASSES

@@ -2,20 +2,28 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from linear_model import linear_model
 
+from fedcodist.algorithms.graph.decentralised_periodic_codistillation import (
+    decentralised_periodic_codistillation,
+)
+from fedcodist.algorithms.graph.public_answers import PublicAnswers
 from fedcodist.algorithms.parties import party as party_module
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
 from fedcodist.algorithms.parties.fd import fd
 from fedcodist.algorithms.parties.fed_kd_parties import fed_kd_parties
+from fedcodist.algorithms.parties.fed_l2g import fed_l2g
 from fedcodist.algorithms.parties.fed_md import fed_md
+from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.kt_pfl import kt_pfl
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, all_examples, inference
 from fedcodist.compression.compressed_reduce import compressed_reduce
@@ -25,7 +33,12 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.aggregation import weighted_mean
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import Cohort, Inputs, Round
+from fedcodist.core.local_steps import StepTraining
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.models.headed import headed
+from fedcodist.privacy.private_parties import private_classes, private_scores
+from fedcodist.privacy.secure_sum_reduce import secure_sum_reduce
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -36,6 +49,7 @@ COLUMNS = {
     "image": GENERATOR.normal(size=(sum(SIZES), FEATURES)).astype(np.float32),
     "label": GENERATOR.integers(0, CLASSES, sum(SIZES)).astype(np.int32),
 }
+NAMES = ("consensus", "mixture", "target", "teacher")  # that public columns may have
 PUBLIC_IMAGES = GENERATOR.normal(size=(9, FEATURES)).astype(np.float32)
 
 
@@ -107,10 +121,12 @@ ALGORITHMS = {
 }
 
 
-def round_of(algorithm):
-    """One round, to be traced or run: state -> (state, metrics)."""
+def round_of(algorithm, **others):
+    """One round, to be traced or run: state -> (state, metrics). `others` are public columns."""
     private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
-    data = jax.tree.map(jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES}}))
+    data = jax.tree.map(
+        jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES, **others}})
+    )
     key = jax.random.key(0)
 
     def round_(state):
@@ -153,6 +169,62 @@ def test_any_method_of_parties_may_send_compressed(name):
     for party, about in algorithms[0].communication.items():
         # Half of the floats, and the grid of each array.
         assert about.up / 2 < metrics[f"{party}/client_bytes_up"] <= about.up / 2 + 16
+
+
+OF_TARGETS = {
+    "fed_md": lambda training: ALGORITHMS["fed_md"](training),
+    "ds_fl": lambda training: ALGORITHMS["ds_fl"](distillation=training),
+    "kt_pfl": lambda training: kt_pfl(GROUPS, OpenExamples(9, 6), distillation=training),
+    "decentralised_periodic_codistillation": lambda training: decentralised_periodic_codistillation(
+        GROUPS, PublicAnswers(9, 6), 2, 1 - np.eye(3), StepTraining(batch_size=2), training
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TARGETS)
+def test_targets_do_not_pass_through_the_preprocessing_of_public_examples(name):
+    """It returns the columns that it knows, and these may have any names."""
+
+    def known(batch, key, positions):
+        return {"image": batch["image"]} | {name: batch[name] + 1 for name in NAMES}
+
+    labels = {name: np.zeros((9, CLASSES), np.float32) for name in NAMES}
+    plain = OF_TARGETS[name](LocalTraining(batch_size=3))
+    state = plain.init(jax.random.key(0))
+    expected, _ = jax.jit(round_of(plain))(state)
+    algorithm = OF_TARGETS[name](LocalTraining(batch_size=3, preprocess=known))
+    found, _ = jax.jit(round_of(algorithm, **labels))(state)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+HEADED = {"all": PartyGroup(headed(nn.Dense(2), jnp.zeros((1, FEATURES)), CLASSES), range(3))}
+OF_SUMS = {
+    "fd": ALGORITHMS["fd"],
+    "fed_proto": functools.partial(fed_proto, HEADED, CLASSES),
+    "fed_l2g": functools.partial(fed_l2g, HEADED, CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", OF_SUMS)
+def test_methods_of_sums_refuse_reductions_that_average(name):
+    """A mean number of parties is at most 1: no other party would seem to have a label."""
+    q = quantisation(16)
+    for average in (
+        weighted_mean(),
+        compressed_reduce(q),
+        secure_sum_reduce(3, 1.0),
+        secure_sum_reduce(3, 1.0, reduce=compressed_reduce(q)),
+        private_scores(1.0, 0.0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^reduce must return sums, such as .*sums\(\)"
+        ) as raised:
+            OF_SUMS[name](reduce=average)
+        assert "\n" not in str(raised.value)
+    for inner in (sums(), private_classes(1.0, 0.0)):
+        assert OF_SUMS[name](reduce=inner).name == name
+        assert OF_SUMS[name](reduce=compressed_reduce(q, inner)).name == name
+        assert OF_SUMS[name](reduce=secure_sum_reduce(3, 1.0, reduce=inner)).name == name
 
 
 def test_a_compressor_with_a_memory_is_refused():

@@ -214,7 +214,11 @@ def test_classes_are_those_of_a_clients_own_examples(labels, before):
     size = jnp.int32(len(labels))
     data = ClientData({"label": column}, jnp.int32(before), size, size, 6, True)
     expected = [float(c in labels) for c in range(CLASSES)]
-    np.testing.assert_array_equal(classes_of(data, CLASSES), expected)
+    same = LocalTraining().preprocess
+    np.testing.assert_array_equal(classes_of(data, CLASSES, same), expected)
+    # Labels are those of training.
+    shifted = lambda batch, key, positions: {"label": (batch["label"] + 1) % CLASSES}
+    np.testing.assert_array_equal(classes_of(data, CLASSES, shifted), np.roll(expected, 1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Teachers whose outputs are computed once: what preprocessing may do to their examples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linear_model import linear_model
+
+from fedcodist.core.inputs import Examples
+from fedcodist.distillation.cached_teacher import cached_answers
+from fedcodist.distillation.loop import Distillation, distill, frozen, softened_target
+
+MODEL = linear_model(4, 3)
+IMAGES = np.random.default_rng(0).uniform(1, 2, size=(10, 4)).astype(np.float32)
+ROWS = jnp.arange(10).reshape(2, 5)
+SETTINGS = Distillation(steps=2, batch_size=5, mixup_beta=0)
+
+
+def students(preprocess, is_cached, **others):
+    """The student after two steps of learning from another model."""
+    columns = jax.tree.map(jnp.asarray, {"image": IMAGES, **others})
+    unlabelled = Examples(columns, ROWS)
+    settings = SETTINGS._replace(preprocess=preprocess)
+    teacher = frozen(MODEL, MODEL.init(jax.random.key(1)))
+    if is_cached:
+        unlabelled, teacher, settings = cached_answers(teacher, unlabelled, settings)
+    return distill(
+        {"student": MODEL},
+        {"student": MODEL.init(jax.random.key(2))},
+        {"teacher": teacher},
+        lambda name, outputs: softened_target(outputs["teacher"], 1.0),
+        unlabelled,
+        jax.random.key(3),
+        {"student": 0.1},
+        settings,
+    ).students
+
+
+def test_answers_do_not_pass_through_preprocessing():
+    """It returns the columns that it knows, and these may have any names."""
+
+    def known(batch, key, positions):
+        assert batch.keys() == {"image", "teacher"}
+        return {"image": batch["image"] / 2, "teacher": batch["teacher"] + 1}
+
+    found, expected = (students(known, cached, teacher=np.zeros(10)) for cached in (True, False))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_examples_that_are_normalised_are_not_random(width):
+    """Of the numbers 0 and 1 some rows have no deviation, and become NaN."""
+
+    def normalised(batch, key, positions):
+        centred = batch["image"] - batch["image"].mean(-1, keepdims=True)
+        return {**batch, "image": centred / batch["image"].std(-1, keepdims=True)}
+
+    unlabelled = Examples({"image": jnp.asarray(IMAGES[:, :width])}, ROWS)
+    settings = SETTINGS._replace(preprocess=normalised)
+    cached_answers(lambda batch: batch["image"], unlabelled, settings)
+
+    def flipped(batch, key, positions):
+        image = batch["image"] * jax.random.rademacher(key, ())
+        return {**batch, "image": image}
+
+    with pytest.raises(ValueError, match="preprocess must not be random where answers are cached"):
+        cached_answers(
+            lambda batch: batch["image"], unlabelled, SETTINGS._replace(preprocess=flipped)
+        )
