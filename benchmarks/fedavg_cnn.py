@@ -156,7 +156,7 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     import numpy as np
     import optax
 
-    from fedcodist.algorithms.clients.fed_avg import fed_avg
+    from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
     from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools.pool import Pool
@@ -172,7 +172,9 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     def pool(name):
         model = from_flax_linen(networks[name](), jnp.zeros((1, 24, 24, 3)))
         training = LocalTraining(optax.sgd, BATCH, 1, scale)
-        method = fed_avg(model, training, functools.partial(optax.adam, eps=1e-5))
+        adam = functools.partial(optax.adam, eps=1e-5)
+        # Small rates: labels are random, and a run whose updates are not finite stops.
+        method = fed_avg(model, training, adam, hyper=FedAvgHyper(0.01, 0.001))
         return Pool(method, np.arange(CLIENTS), COHORT)
 
     fed_avg_flops = {name: COHORT * EXAMPLES * training_flops(name) for name in networks}

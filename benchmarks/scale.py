@@ -347,7 +347,7 @@ def make_algorithm(configuration: Configuration, federated):
     import jax.numpy as jnp
     import optax
 
-    from fedcodist.algorithms.clients.fed_avg import fed_avg
+    from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
     from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.for_each_client import Execution
@@ -365,7 +365,9 @@ def make_algorithm(configuration: Configuration, federated):
     if configuration.rematerialised:
         model = rematerialised(model)
     training = LocalTraining(optax.sgd, work.BATCH, 1, _scale())
-    method = fed_avg(model, training, functools.partial(optax.adam, eps=work.SERVER_EPSILON))
+    adam = functools.partial(optax.adam, eps=work.SERVER_EPSILON)
+    # Small rates: labels are random, and a run whose updates are not finite stops.
+    method = fed_avg(model, training, adam, hyper=FedAvgHyper(0.01, 0.001))
     pool = Pool(method, np.arange(federated.num_clients), configuration.cohort)
     execution = Execution("vmap", configuration.chunk) if configuration.chunk else Execution()
     return independent_pools({work.POOL: pool}, federated.columns, execution)
