@@ -24,11 +24,10 @@ import sqlalchemy.exc
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from fedcodist.config.registry import BASELINE
 from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
 from fedcodist.run.identity import first_difference
-from fedcodist.tuning.search_space import Space
+from fedcodist.tuning.search_space import Space, method_name
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {
@@ -247,7 +246,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
             entry["compilations"] = max(entry["compilations"], compilations)
     return {
         "study": study.study_name,
-        "algorithm": _method(config),
+        "algorithm": method_name(config),
         "objective": "mean accuracy of the models on held-out examples after the last round",
         "command": attributes["command"],
         "commit": attributes["commit"],
@@ -264,12 +263,6 @@ def summary(study: optuna.Study) -> dict[str, Any]:
         "best_parameters": best and best.params,
         "trials": [_trial_summary(trial) for trial in trials],
     }
-
-
-def _method(config: Mapping[str, Any]) -> str:
-    """The name of the server's method, or of the clients' method if the server takes means."""
-    name = config["algorithm.name"]
-    return config.get("training.method", name) if name == BASELINE else name
 
 
 def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
