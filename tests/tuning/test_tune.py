@@ -21,6 +21,7 @@ from ml_collections import ConfigDict, config_flags
 pytest.importorskip("optuna")
 
 import sqlalchemy
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 import fedcodist.run.experiment
@@ -599,6 +600,50 @@ def test_an_error_fails_the_trial_and_is_not_hidden(pretend, tmp_path):
     assert counts["finished"] == 4
     assert [trial.state for trial in opened.trials[:2]] == [TrialState.FAIL, TrialState.COMPLETE]
     assert study.summary(opened)["trials"][0]["reason"] == "stopped by an error"
+
+
+# A worker that is killed while it draws a trial.
+
+
+def drawn_parameters(plan, killed_at=None, drawn=()):
+    """Parameters of all finished trials; `killed_at` of them precede a kill that leaves `drawn`."""
+    opened, worker = open_study(plan)
+    found = []
+    while True:
+        if len(found) == killed_at:
+            killed_at = None
+            opened.sampler = study._sampler(opened, plan)
+            opened.ask({name: FloatDistribution(*plan.space[name][:2]) for name in drawn})
+            continue
+        trial = study.next_trial(opened, plan, worker, "cpu")
+        if trial is None:
+            return found
+        found.append(trial.params)
+        study.finish(opened, trial, worker, 0.5, TrialState.COMPLETE, None, 1)
+
+
+@pytest.mark.parametrize("killed_at", [0, 2])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_kill_while_a_trial_is_drawn_changes_no_trial(killed_at, number, tmp_path):
+    names = ("algorithm.alpha", "pools.*.client_learning_rate")
+    config = with_space(get_config(), *((name, 0.05, 0.9, "linear") for name in names))
+    whole = drawn_parameters(make_plan(config, tmp_path / "whole"))
+    assert whole[0] == dict(zip(names, (0.7, 0.1), strict=True))
+    killed = drawn_parameters(make_plan(config, tmp_path), killed_at, names[:number])
+    assert killed == whole
+
+
+def test_a_repeated_trial_that_is_drawn_during_a_kill_is_repeated_again(tmp_path):
+    plan = make_plan(alpha_config(), tmp_path, trials=3)
+    opened, worker = open_study(plan)
+    study.next_trial(opened, plan, worker, "cpu")
+    # The next worker takes the first one's trial, and is killed too.
+    opened, worker = open_study(plan)
+    study._fail_abandoned(opened, worker)
+    opened.ask()
+    assert drawn_parameters(plan) == drawn_parameters(
+        make_plan(alpha_config(), tmp_path / "whole", trials=3)
+    )
 
 
 # Several workers.
