@@ -33,8 +33,9 @@ _SMALL_FILE = 1 << 26
 # A sentence ends at . ! or ? before white space and something that can begin one.
 _END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])")
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:mr|mrs|ms|dr|prof|st|vs|etc|no|inc|ltd|co|jr|sr|e\.g|i\.e)|\b[A-Z])\.$", re.IGNORECASE
+    r"(?:\b(?i:mr|mrs|ms|dr|prof|st|vs|etc|inc|ltd|co|jr|sr|e\.g|i\.e)|(?<!['’\w])[A-Z])\.$"
 )
+_NUMBER = re.compile(r"\bno\.$", re.IGNORECASE)  # before digits alone: it is a word too
 # Typographic apostrophes are words, as for NLTK's tokeniser; straight ones within words stay.
 _WORD = re.compile(r"[^\W_]+(?:['.,:-][^\W_]+)*|\.{3}|[^\w\s]|_+")
 _APOSTROPHE = "’"
@@ -143,7 +144,9 @@ def first_sentence(paragraph: str) -> list[str]:
     text = " ".join(paragraph.split())
     sentence = text
     for end in _END.finditer(text):
-        if not _ABBREVIATION.search(text[max(0, end.start() - 8) : end.start()]):
+        before, after = text[max(0, end.start() - 8) : end.start()], text[end.end()]
+        is_number = _NUMBER.search(before) and after.isdigit()
+        if not is_number and not _ABBREVIATION.search(before):
             sentence = text[: end.start() + len(end.group().rstrip())]
             break
     words = repaired(_WORD.findall(sentence.lower()))
@@ -174,12 +177,20 @@ def repaired(words: Sequence[str]) -> list[str]:
 
 def _first_sentences(path: Path, skipped: Counter[str]) -> Iterator[list[str]]:
     for line in _lines(path):
-        text = _text(line)
-        if text is None:
-            if line is not None and not line.endswith(b"\n"):
+        if line is None:
+            skipped["too long"] += 1
+            continue
+        try:
+            text = _text(line)
+        except (ValueError, RecursionError):
+            if not line.endswith(b"\n"):
                 size = path.stat().st_size
-                raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside a page")
-            skipped["too long" if line is None else "malformed"] += 1
+                raise ValueError(
+                    f"{path} is cut off: it ends at byte {size:,}, inside a page"
+                ) from None
+            text = None
+        if text is None:
+            skipped["malformed"] += 1
             continue
         for paragraph in text.split("\n"):
             if words := first_sentence(paragraph):
@@ -188,11 +199,9 @@ def _first_sentences(path: Path, skipped: Counter[str]) -> Iterator[list[str]]:
                 skipped["empty"] += 1
 
 
-def _text(line: bytes | None) -> str | None:
-    try:
-        page = None if line is None else json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        return None
+def _text(line: bytes) -> str | None:
+    """A page's text, None without one. Raises ValueError or RecursionError for what is not JSON."""
+    page = json.loads(line.decode("utf-8-sig"))
     text = page.get("text") if isinstance(page, dict) else None
     return text if isinstance(text, str) else None
 

@@ -58,6 +58,8 @@ def read_python_source(
     of words as in `fedcodist.data.sentences`, without interactive examples in docstrings. Code is
     logical lines of Python's tokens, with strings replaced by `<string>` and without docstrings.
 
+    What the running Python's library does not have is left out, see `left_out_modules`.
+
     Args:
       folder: holds the library's files.
       show: called with the present stage and the fraction that is done.
@@ -90,6 +92,19 @@ def read_python_source(
         name: domains for name, domains in clients.items() if domains[PROSE] or domains[CODE]
     }
     return PythonSource(clients, digest.hexdigest(), len(files), tuple(skipped))
+
+
+def left_out_modules(folder: Path) -> list[str]:
+    """Modules and packages in a folder that the running Python's library does not have, sorted.
+
+    They are of another version's library, or were installed later.
+    """
+    return sorted(
+        top.stem
+        for top in (folder.iterdir() if folder.is_dir() else ())
+        if top.stem not in sys.stdlib_module_names and top.stem not in _LEFT_OUT
+        if top.suffix == ".py" or (top / "__init__.py").is_file()
+    )
 
 
 def prose_and_code(content: bytes) -> tuple[list[list[str]], list[list[str]]]:

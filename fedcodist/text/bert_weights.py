@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from fedcodist.core.checks import check_integer
 from fedcodist.core.tensor_files import load_tensors, save_tensors
 from fedcodist.text.bert import TABLES, Encoder
 
@@ -148,9 +149,11 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
       heads: attention heads of each layer, which no shape shows. A number in the file must agree.
 
     Raises:
-      ValueError: no safetensors file, no tensors with BERT's names, or another number of heads.
+      ValueError: no safetensors file, no tensors with BERT's names, or a number of heads that does not
+        fit.
     """
     file = os.fspath(path)
+    check_integer("heads", heads, low=1)
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:
             noted = (opened.metadata() or {}).get("heads", str(heads))
@@ -161,7 +164,27 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
     if noted != str(heads):
         raise ValueError(f"{file} is of an encoder of {noted} heads, got one of {heads}.")
     of_layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
-    return Encoder(words[0], words[1], len(of_layers), heads, positions[0], types[0])
+    width = words[1]
+    of_heads = _rows(shapes, "query", otherwise=width)
+    inner = _rows(shapes, "inner", otherwise=4 * width)
+    if of_heads % heads:
+        raise ValueError(f"{file}: heads must divide its attention's {of_heads} rows, got {heads}.")
+    return Encoder(
+        words[0],
+        width,
+        len(of_layers),
+        heads,
+        positions[0],
+        types[0],
+        head_width=None if of_heads == width else of_heads // heads,
+        inner_width=None if inner == 4 * width else inner,
+    )
+
+
+def _rows(shapes: Mapping[str, list[int]], module: str, otherwise: int) -> int:
+    """Outputs of a module of the first layer in a file; `otherwise` where the file does not have it."""
+    shape = shapes.get(_bert_name(("layer0", module, "kernel")), [])
+    return shape[0] if shape else otherwise
 
 
 def _bert_name(names: tuple[str, ...]) -> str:

@@ -139,18 +139,28 @@ def continuations(
     Args:
       model: a `language_model`.
       variables: its variables.
-      prompts: int [B, P], the same length for all; usually a beginning of a sentence first.
+      prompts: int [B, P], the same length for all, at least 1; usually a beginning of a sentence first.
       length: tokens to write.
       key: draws tokens; without it the most probable token is taken.
       temperature: divides logits before drawing.
 
     Returns:
       Tokens int32 [B, P + length]; padding after a sentence's end. Unknown words are not written.
+
+    Raises:
+      ValueError: other prompts, or a number out of range.
     """
     check_integer("length", length, low=1)
     check_number("temperature", temperature, above=0)
+    prompts = jnp.asarray(prompts)
+    is_int = jnp.issubdtype(prompts.dtype, jnp.integer)
+    if not is_int or prompts.ndim != 2 or not prompts.shape[1]:
+        raise ValueError(
+            "prompts must be int [B, P] with P at least 1, "
+            f"got {prompts.dtype} {list(prompts.shape)}."
+        )
     start = prompts.shape[1]
-    tokens = jnp.pad(jnp.asarray(prompts, jnp.int32), ((0, 0), (0, length)))
+    tokens = jnp.pad(prompts.astype(jnp.int32), ((0, 0), (0, length)))
     classes = jnp.arange(model.num_classes)
     allowed = (classes >= EOS) & (classes < model.num_classes - 1)
 

@@ -33,8 +33,8 @@ def sentence_classifier(
       classes: number of classes.
       queries: width of the pooling's query.
       dropout: rate for the encoder's output in training.
-      pooling: "attention" of one learnt query; "max", of states that are not negative; or "last", the
-        state at the last token. A sentence without tokens gives finite numbers.
+      pooling: "attention" of one learnt query; "max" of the tokens' states; or "last", the state at the
+        last token. A sentence without tokens gives finite numbers.
 
     Raises:
       ValueError, TypeError: a size below 1, a rate outside of 0 to 1, or another pooling.
@@ -70,7 +70,9 @@ class SentenceClassifier(nn.Module):
         if self.pooling == "attention":
             pooled = AttentivePooling(self.queries, name="pooling")(states, encoded.is_real)
         elif self.pooling == "max":
-            pooled = jnp.max(jnp.where(encoded.is_real[..., None], states, 0), axis=1)
+            least = jnp.finfo(states.dtype).min
+            largest = jnp.max(jnp.where(encoded.is_real[..., None], states, least), axis=1)
+            pooled = jnp.where(jnp.any(encoded.is_real, axis=1)[:, None], largest, 0)
         else:
             last = jnp.maximum(jnp.sum(encoded.is_real, axis=1) - 1, 0)
             pooled = jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]

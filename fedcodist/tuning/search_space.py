@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedcodist.config.command_line import nearest_name
-from fedcodist.config.registry import CODISTILLATION, OF_LEVELS
+from fedcodist.config.registry import BASELINE, CODISTILLATION, OF_LEVELS
 
 
 class Dimension(NamedTuple):
@@ -40,6 +40,8 @@ class Dimension(NamedTuple):
 
 
 Space = dict[str, Dimension]
+# config -> (structure, floats) of what its algorithm's compiled programs take
+Traced = Callable[[ConfigDict], tuple[Any, Sequence[float]]]
 
 
 def search_space(config: ConfigDict) -> Space:
@@ -48,10 +50,10 @@ def search_space(config: ConfigDict) -> Space:
     Raises:
       ValueError: bounds out of range, or a setting that does not exist, is no float or is named twice.
     """
-    entries = config.get("tuning", ConfigDict()).get("space", None)
+    entries = default_space(config) if is_default(config) else config.tuning.space
     settings = flat(config)
     space: Space = {}
-    for entry in default_space(config) if entries is None else entries:
+    for entry in entries:
         name, low, high, scale = _checked(entry)
         if name in space:
             raise ValueError(f"tuning.space names {name!r} twice.")
@@ -70,6 +72,11 @@ def search_space(config: ConfigDict) -> Space:
                     f"tuning.space names {setting!r}, which must be a float, is {kind.__name__}."
                 )
     return space
+
+
+def is_default(config: ConfigDict) -> bool:
+    """Whether the config leaves the space to its algorithm."""
+    return config.get("tuning", ConfigDict()).get("space", None) is None
 
 
 def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
@@ -100,38 +107,69 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     return space
 
 
-def check_effects(
-    config: ConfigDict, space: Space, floats: Callable[[ConfigDict], Sequence[float]]
-) -> None:
-    """Raises ValueError unless every dimension changes an argument of the compiled programs.
+def checked_space(config: ConfigDict, space: Space, traced: Traced) -> Space:
+    """The dimensions of a space that change an argument of the compiled programs.
 
-    All trials share one program, so changes of any other value would be ignored silently.
+    All trials share one program, so changes of any other value would be ignored silently. A default
+    space loses such dimensions; a space of the config's own must not have any.
 
     Args:
       config: the experiment.
-      space: the search space.
-      floats: config -> the algorithm's traced floats. It raises ValueError for values out of range.
+      space: its search space.
+      traced: raises ValueError for values out of range.
+
+    Raises:
+      ValueError: a dimension without an effect, one that also changes another setting, or one for which
+        trials would need another program than the config.
     """
-    before = flat(config)
+    structure, _ = traced(config)
+    kept = {}
     for name, dimension in space.items():
-        low, high = (
-            with_values(config, space, {name: bound}) for bound in (dimension.low, dimension.high)
-        )
-        others = {
-            setting
-            for end in (low, high)
-            for setting, value in flat(end).items()
-            if value != before[setting] and setting not in dimension.settings
-        }
-        if others:
-            raise ValueError(
-                f"tuning.space names {name!r}, which also changes {min(others)!r} in this config."
-            )
-        if list(floats(low)) == list(floats(high)):
+        bounds = (dimension.low, dimension.high)
+        ends = [with_values(config, space, {name: bound}) for bound in bounds]
+        _check_alone(config, name, dimension, ends)
+        needed, floats = zip(*map(traced, ends), strict=True)
+        for bound, own in zip(bounds, needed, strict=True):
+            if own != structure:
+                raise ValueError(
+                    f"tuning.space names {name!r}, whose bounds must need the same compiled program as "
+                    f"the config's {flat(config)[dimension.settings[0]]!r}, {bound:g} does not."
+                )
+        if list(floats[0]) != list(floats[1]):
+            kept[name] = dimension
+        elif not is_default(config):
             raise ValueError(
                 f"tuning.space names {name!r}, which changes none of the floats that trials of "
-                f"{config.algorithm.name} may differ in."
+                f"{method_name(flat(config))} may differ in."
             )
+    if not kept:
+        raise ValueError(
+            f"tuning.space must be set for {method_name(flat(config))}, "
+            "as no dimension of the default space has an effect."
+        )
+    return kept
+
+
+def _check_alone(
+    config: ConfigDict, name: str, dimension: Dimension, ends: Sequence[ConfigDict]
+) -> None:
+    before = flat(config)
+    others = {
+        setting
+        for end in ends
+        for setting, value in flat(end).items()
+        if value != before[setting] and setting not in dimension.settings
+    }
+    if others:
+        raise ValueError(
+            f"tuning.space names {name!r}, which also changes {min(others)!r} in this config."
+        )
+
+
+def method_name(settings: Mapping[str, Any]) -> str:
+    """The name of the server's method, or of the clients' method if the server takes means."""
+    name = settings["algorithm.name"]
+    return (settings.get("training.method") or name) if name == BASELINE else name
 
 
 def with_values(config: ConfigDict, space: Space, values: Mapping[str, float]) -> ConfigDict:

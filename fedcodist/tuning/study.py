@@ -24,11 +24,10 @@ import sqlalchemy.exc
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from fedcodist.config.registry import BASELINE
 from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
 from fedcodist.run.identity import first_difference
-from fedcodist.tuning.search_space import Space
+from fedcodist.tuning.search_space import Space, method_name
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {
@@ -139,7 +138,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                 raise ValueError(
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
                 )
-            study.enqueue_trial(dict(plan.first), skip_if_exists=True)
+            study.enqueue_trial(**_queued(plan.first), skip_if_exists=True)
             # Set last, so that a study whose creation was interrupted is made again.
             study.set_user_attr("made_of", guarded)
         elif difference := _difference(made, guarded):
@@ -247,7 +246,7 @@ def summary(study: optuna.Study) -> dict[str, Any]:
             entry["compilations"] = max(entry["compilations"], compilations)
     return {
         "study": study.study_name,
-        "algorithm": _method(config),
+        "algorithm": method_name(config),
         "objective": "mean accuracy of the models on held-out examples after the last round",
         "command": attributes["command"],
         "commit": attributes["commit"],
@@ -266,12 +265,6 @@ def summary(study: optuna.Study) -> dict[str, Any]:
     }
 
 
-def _method(config: Mapping[str, Any]) -> str:
-    """The name of the server's method, or of the clients' method if the server takes means."""
-    name = config["algorithm.name"]
-    return config.get("training.method", name) if name == BASELINE else name
-
-
 def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
     rounds = thin(sorted(trial.intermediate_values), _MOST_INTERMEDIATE_VALUES)
     return {
@@ -285,25 +278,36 @@ def _trial_summary(trial: FrozenTrial) -> dict[str, Any]:
     }
 
 
+def _queued(values: Mapping[str, float], **attributes: Any) -> dict[str, Any]:
+    """Arguments that queue a trial whose values stay among its attributes while it is drawn."""
+    return {"params": dict(values), "user_attrs": {"queued": dict(values), **attributes}}
+
+
 def _fail_abandoned(study: optuna.Study, worker: Worker) -> None:
     """Fails the trials of workers that have ended, and puts their values first in the queue."""
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        # A trial without a worker is left by a worker that ended in its turn.
-        owner = trial.user_attrs.get("worker")
-        if owner is None or not worker.is_alive(owner["number"]):
-            study.tell(trial.number, state=TrialState.FAIL)
-            if trial.params:
-                study.enqueue_trial(trial.params, user_attrs={"repeats": trial.number})
+        about = trial.user_attrs
+        owner = about.get("worker")
+        if owner is not None and worker.is_alive(owner["number"]):
+            continue
+        study.tell(trial.number, state=TrialState.FAIL)
+        if owner is not None:
+            study.enqueue_trial(**_queued(trial.params, repeats=trial.number))
+        elif "queued" in about:
+            # Left by a worker that ended while it drew the trial, which may lack values. A trial that
+            # was not queued is drawn again as it was, since the sampler does not count this one.
+            study.enqueue_trial(about["queued"], user_attrs=about)
 
 
 def _sampler(study: optuna.Study, plan: Plan) -> optuna.samplers.TPESampler:
     """A sampler for the next trial only.
 
     Its seed depends on the study's seed and the trial's number, not on the worker. So no two workers
-    draw the same values, and an interrupted study continues with the draws it would have had.
+    draw the same values, and an interrupted study continues with the draws it would have had. Trials
+    without a worker were not drawn to their end.
     """
-    drawn = [trial for trial in study.trials if "repeats" not in trial.user_attrs]
-    place = sum(trial.state != TrialState.WAITING for trial in drawn)
+    drawn = [trial.user_attrs for trial in study.trials]
+    place = sum("worker" in about and "repeats" not in about for about in drawn)
     seed = int(np.random.SeedSequence([plan.seed, place]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -244,8 +244,9 @@ def _work(values: flags.FlagValues) -> int:
             Path(values.output).parent.mkdir(parents=True, exist_ok=True)
         experiment, hyper_of = held_out_experiment(config)
         space = search_space.search_space(config)
-        if rank == 0:
-            check_trials(config, space, hyper_of)
+        # The first worker has checked a space of the config's own for all.
+        if rank == 0 or search_space.is_default(config):
+            space = trial_space(config, hyper_of)
         plan = make_plan(
             config,
             space,
@@ -268,6 +269,8 @@ def _work(values: flags.FlagValues) -> int:
             raise
         return command_line.refuse(error)
     if rank == 0:
+        if idle := sorted(set(search_space.search_space(config)) - set(space)):
+            print(f"not searched, as they change nothing here: {', '.join(idle)}")
         if missing := sorted(set(space) - set(plan.first)):
             print(
                 f"drawn in the first trial too, as the config's lie outside: {', '.join(missing)}"
@@ -328,14 +331,21 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     return experiment, hyper_of
 
 
-def check_trials(config: ConfigDict, space: search_space.Space, hyper_of: HyperOf) -> None:
-    """Raises ValueError that names a dimension without an effect on a compiled program."""
+def trial_space(config: ConfigDict, hyper_of: HyperOf) -> search_space.Space:
+    """The config's search space, as far as it changes what a compiled program takes.
+
+    Raises:
+      ValueError: see search_space.search_space and search_space.checked_space.
+    """
     import jax
+    import numpy as np
 
-    def floats(trial: ConfigDict) -> list[float]:
-        return [float(x) for x in jax.tree.leaves(hyper_of(trial))]
+    def traced(trial: ConfigDict) -> tuple[Any, list[float]]:
+        leaves, structure = jax.tree.flatten(hyper_of(trial))
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        return (structure, shapes), [float(x) for leaf in leaves for x in np.ravel(leaf)]
 
-    search_space.check_effects(config, space, floats)
+    return search_space.checked_space(config, search_space.search_space(config), traced)
 
 
 def make_plan(config: ConfigDict, space: search_space.Space, **options: Any) -> "Plan":

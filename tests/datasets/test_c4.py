@@ -26,6 +26,15 @@ VOCABULARY = Vocabulary(("the", "a", "sentence", "don't", "."))
         ("‘Quoted’ words stay ’ apart ’ s.", "‘ quoted ’ words stay ’ apart's ."),
         ("“Really?” She left.", "“ really ? ”"),
         ("Version 2.0 of it. 3 more.", "version 2.0 of it ."),
+        ("It isn't. Two there.", "it isn't ."),
+        ("I know I can’t. Two there.", "i know i can't ."),
+        ("We took Bob's. Two there.", "we took bob's ."),
+        ("It is option b. Two there.", "it is option b ."),
+        ("They came at 3 p.m. Two there.", "they came at 3 p.m ."),
+        ("I said no. Two there.", "i said no ."),
+        ("Go to No. 5 now. Two there.", "go to no . 5 now ."),
+        ("The U.S. Army and J. Smith went. Two there.", "the u.s . army and j . smith went ."),
+        ("MR. Smith went, i.e. Bob. Two there.", "mr . smith went , i.e . bob ."),
         (" ... !", ""),
         ("", ""),
     ],
@@ -163,6 +172,14 @@ def test_lines(tmp_path, pack, monkeypatch):
     np.testing.assert_array_equal(
         read_c4([path] * 2, VOCABULARY, 4).tokens, np.concatenate([found.tokens] * 2)
     )
+
+
+@pytest.mark.parametrize("last", [b'{"url": "u"}', b"null", b"3"])
+def test_a_last_line_without_a_text_is_skipped_with_or_without_its_end(last, tmp_path):
+    path = tmp_path / "a.json"
+    for end in (b"\n", b""):
+        path.write_bytes(GOOD + last + end)
+        assert read_c4([path], VOCABULARY, 4).skipped == {"empty": 2, "malformed": 1}
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from tests.datasets.test_python_source import library
 from tests.datasets.test_stackexchange import BAD, HEAD, dump, row
 
 STACKEXCHANGE, PYTHON_SOURCE = program("stackexchange"), program("python_source")
+SHARES = ["--shares", "0.4", "0.2", "0.2", "0.2"]
 
 
 @pytest.fixture
@@ -50,16 +52,34 @@ def test_what_is_written(prepare, tmp_path):
     assert arguments["skipped"] == dict.fromkeys(sorted(BAD), 1)
 
 
+def whole_library(source):
+    library(source)
+    for name in ("argparse", "bisect", "cmd", "copy", "csv", "dis", "enum"):
+        (source / f"{name}.py").write_text(f'"""Text of {name}."""\n{name} = 1\n')
+    return source
+
+
+def test_another_librarys_version_is_not_guessed(prepare, tmp_path):
+    source = whole_library(tmp_path / "source")
+    (source / "removed").mkdir()
+    (source / "removed" / "__init__.py").write_bytes(b"z = 3\n")
+    (source / "lib-dynload").mkdir()
+    status, printed, errors = prepare(PYTHON_SOURCE, source, *SHARES)
+    assert status == 0, errors
+    assert "left out no_part_of_it, removed: this Python" in printed
+    arguments = manifest(tmp_path / "out" / "text")["arguments"]
+    assert arguments["python"] == f"unknown, read by {platform.python_version()}"
+    assert arguments["left_out"] == ["no_part_of_it", "removed"]
+
+
 @pytest.mark.parametrize("module", [STACKEXCHANGE, PYTHON_SOURCE])
 def test_two_preparations_are_the_same_bytes(prepare, tmp_path, module):
     source = tmp_path / "source"
     if module is STACKEXCHANGE:
         site(source)
     else:
-        library(source)
-        for name in ("argparse", "bisect", "cmd", "copy", "csv", "dis", "enum"):
-            (source / f"{name}.py").write_text(f'"""Text of {name}."""\n{name} = 1\n')
-    arguments = ["--shares", "0.4", "0.2", "0.2", "0.2"]
+        whole_library(source)
+    arguments = SHARES
     for output in ("one", "two"):
         assert prepare(module, source, *arguments, output=tmp_path / output)[0] == 0
     assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")

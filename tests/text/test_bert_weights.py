@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from fedcodist.data.bert_tokens import BertVocabulary
-from fedcodist.text.bert import Encoder, bert_mini, first_layers
+from fedcodist.text.bert import Encoder, bert_mini, first_layers, narrowed
 from fedcodist.text.bert_weights import load_encoder, save_encoder, stored_encoder
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -66,6 +66,19 @@ def test_a_file_tells_its_encoder(tmp_path):
         stored_encoder(other, heads=2)
     with pytest.raises(ValueError, match=r"^cannot read an encoder from .*nothing.*\.$"):
         stored_encoder(tmp_path / "nothing", heads=2)
+
+
+def test_a_file_tells_its_narrowed_encoder(tmp_path):
+    file, encoder = tmp_path / "encoder", narrowed(SMALL, 0.5)
+    params = noisy(encoder)
+    save_encoder(file, params)
+    found = stored_encoder(file, heads=1)
+    assert found == encoder and (found.head_width, found.inner_width) == (4, 16)
+    jax.tree.map(np.testing.assert_array_equal, load_encoder(file, found), params)
+    with pytest.raises(
+        ValueError, match=r"encoder: heads must divide its attention's 4 rows, got 3\.$"
+    ):
+        stored_encoder(file, heads=3)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,13 @@ def test_continuations_end_and_never_hold_what_is_no_word():
     assert np.array_equal(written, write(jax.random.key(0)))
 
 
+@pytest.mark.parametrize("prompts", [np.zeros((2, 0), int), np.array([BOS]), np.ones((2, 1))])
+def test_prompts_without_a_token_are_refused(prompts):
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY)
+    with pytest.raises(ValueError, match=r"^prompts must be int \[B, P\] with P at least 1, got "):
+        continuations(model, None, prompts, 1)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -26,6 +26,7 @@ NETWORKS = [
     ("convolution", "max"),
     ("convolution", "attention"),
     ("lstm", "last"),
+    ("lstm", "max"),
     ("lstm", "attention"),
     ("attention", "attention"),
 ]

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict, config_flags
 pytest.importorskip("optuna")
 
 import sqlalchemy
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 import fedcodist.run.experiment
@@ -31,7 +32,7 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
 from fedcodist.run.experiment import TrainingDiverged, experiment_programs, run_experiment
 from fedcodist.tuning import at_once, search_space, study, tune
-from fedcodist.tuning.search_space import check_effects, overrides, own_values, with_values
+from fedcodist.tuning.search_space import checked_space, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "fedcodist/configs/digits_codist.py"
@@ -149,12 +150,12 @@ def test_every_value_of_a_trial_arrives_in_the_traced_floats_and_nothing_else_ch
 def test_dimensions_that_a_compiled_program_takes():
     weights = ("pools.*.teaching.weight", 1, 2, "linear")
     config = with_space(get_config(), weights, ("pools.small.alpha", 0.0, 1.0, "linear"))
-    check_trials(config)
+    assert trial_space(config) == search_space.search_space(config)
 
 
-def check_trials(config):
+def trial_space(config):
     _, hyper_of = tune.held_out_experiment(config)
-    tune.check_trials(config, search_space.search_space(config), hyper_of)
+    return tune.trial_space(config, hyper_of)
 
 
 def test_examples_held_out_of_clients_own_serve_where_there_are_no_held_out_clients(monkeypatch):
@@ -276,7 +277,7 @@ def test_spaces_that_contradict_themselves(space, message):
 def test_dimensions_that_a_compiled_program_does_not_take(setting, low, high, parts):
     config = with_space(get_config(), (setting, low, high, "linear"))
     with pytest.raises(ValueError) as caught:
-        check_trials(config)
+        trial_space(config)
     assert all(part in str(caught.value) for part in parts)
 
 
@@ -286,7 +287,46 @@ def test_a_setting_that_another_hangs_on():
         config.training.server_epsilon = config.pools.small.get_ref("server_learning_rate") * 1e-3
     space = {"x": search_space.Dimension(1e-3, 1e-1, "log", ("pools.small.server_learning_rate",))}
     with pytest.raises(ValueError, match=r"'x', which also changes 'training.server_epsilon'"):
-        check_effects(config, space, lambda config: [config.pools.small.server_learning_rate])
+        checked_space(config, space, small_server_rate)
+
+
+def small_server_rate(config):
+    return "structure", [config.pools.small.server_learning_rate]
+
+
+def test_a_float_that_is_none_in_the_config_needs_another_program():
+    name = "pools.small.teaching.label_interpolation"
+    config = with_space(get_config("periodic_codistillation"), (name, 0.1, 0.9, "linear"))
+    _, hyper_of = built()
+
+    def with_label_interpolation(trial):
+        return hyper_of(trial), trial.pools.small.teaching.label_interpolation
+
+    with pytest.raises(ValueError, match=rf"'{name}', .* as the config's None, 0.1 does not"):
+        tune.trial_space(config, with_label_interpolation)
+    config.pools.small.teaching.label_interpolation = 0.2
+    assert list(tune.trial_space(config, with_label_interpolation)) == [name]
+
+
+def test_floats_of_several_parties_are_searched():
+    config = with_space(get_config(), ("algorithm.alpha", 0.1, 0.9, "linear"))
+    alphas = tune.trial_space(config, lambda trial: np.full(3, trial.algorithm.alpha))
+    assert list(alphas) == ["algorithm.alpha"]
+    with pytest.raises(ValueError, match="none of the floats"):
+        tune.trial_space(config, lambda trial: np.ones(3))
+
+
+def test_a_default_space_loses_what_a_method_does_not_have():
+    config = get_config("fed_avg")
+    config.training.method = "fed_kd"
+    space = search_space.search_space(config)
+    kept = checked_space(config, space, small_server_rate)
+    assert list(kept) == ["pools.small.server_learning_rate"]
+    with pytest.raises(ValueError, match=r"tuning.space must be set for fed_kd"):
+        checked_space(config, space, lambda config: ("structure", [1.0]))
+    config = with_space(config, ("pools.large.server_learning_rate", 0.1, 0.9, "linear"))
+    with pytest.raises(ValueError, match="trials of fed_kd may differ"):
+        checked_space(config, search_space.search_space(config), small_server_rate)
 
 
 # Real trials.
@@ -560,6 +600,50 @@ def test_an_error_fails_the_trial_and_is_not_hidden(pretend, tmp_path):
     assert counts["finished"] == 4
     assert [trial.state for trial in opened.trials[:2]] == [TrialState.FAIL, TrialState.COMPLETE]
     assert study.summary(opened)["trials"][0]["reason"] == "stopped by an error"
+
+
+# A worker that is killed while it draws a trial.
+
+
+def drawn_parameters(plan, killed_at=None, drawn=()):
+    """Parameters of all finished trials; `killed_at` of them precede a kill that leaves `drawn`."""
+    opened, worker = open_study(plan)
+    found = []
+    while True:
+        if len(found) == killed_at:
+            killed_at = None
+            opened.sampler = study._sampler(opened, plan)
+            opened.ask({name: FloatDistribution(*plan.space[name][:2]) for name in drawn})
+            continue
+        trial = study.next_trial(opened, plan, worker, "cpu")
+        if trial is None:
+            return found
+        found.append(trial.params)
+        study.finish(opened, trial, worker, 0.5, TrialState.COMPLETE, None, 1)
+
+
+@pytest.mark.parametrize("killed_at", [0, 2])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_kill_while_a_trial_is_drawn_changes_no_trial(killed_at, number, tmp_path):
+    names = ("algorithm.alpha", "pools.*.client_learning_rate")
+    config = with_space(get_config(), *((name, 0.05, 0.9, "linear") for name in names))
+    whole = drawn_parameters(make_plan(config, tmp_path / "whole"))
+    assert whole[0] == dict(zip(names, (0.7, 0.1), strict=True))
+    killed = drawn_parameters(make_plan(config, tmp_path), killed_at, names[:number])
+    assert killed == whole
+
+
+def test_a_repeated_trial_that_is_drawn_during_a_kill_is_repeated_again(tmp_path):
+    plan = make_plan(alpha_config(), tmp_path, trials=3)
+    opened, worker = open_study(plan)
+    study.next_trial(opened, plan, worker, "cpu")
+    # The next worker takes the first one's trial, and is killed too.
+    opened, worker = open_study(plan)
+    study._fail_abandoned(opened, worker)
+    opened.ask()
+    assert drawn_parameters(plan) == drawn_parameters(
+        make_plan(alpha_config(), tmp_path / "whole", trials=3)
+    )
 
 
 # Several workers.
