@@ -412,7 +412,7 @@ def _check_every_client_has_examples(offsets: np.ndarray, client_ids: np.ndarray
     if len(empty):
         raise ValueError(
             f"client {str(client_ids[empty[0]])!r} has no examples "
-            f"({len(empty)} of {len(client_ids)} clients; in Python, allow_empty=True keeps such clients)"
+            f"({len(empty)} of {len(client_ids)} clients; in Python, allow_empty=True keeps them)"
         )
 
 
