@@ -120,7 +120,7 @@ def called_with_settings(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        is_of_argument = re.match(r"\w*", str(error)).group() in arguments  # type: ignore[union-attr]
+        is_of_argument = re.split(r"\W", str(error), maxsplit=1)[0] in arguments
         is_refusal = isinstance(error, ValueError | TypeError)
         if is_refusal and (is_of_argument or _is_of_the_library(error)):
             raise

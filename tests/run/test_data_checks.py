@@ -459,3 +459,13 @@ def test_images_of_another_shape_than_the_clients_are_warned_of():
         cropped = lambda batch, key, positions: {**batch, "image": batch["image"][:, :2, :3]}
         larger = of(np.zeros((ROWS, 5, 5, 1), np.float32))
         check_experiment(made(splits={"test": larger}, preprocess=cropped))
+        # Those of evaluation are prepared in a way that the clients' cannot be.
+        flat = of(np.zeros((ROWS, 6), np.float32))
+        unflatten = lambda batch, key, positions: {
+            **batch,
+            "image": batch["image"].reshape(len(positions), 2, 3, 1),
+        }
+        wider = of(np.zeros((ROWS, 2, 4, 1), np.float32))
+        narrowed = lambda batch, key, positions: {**batch, "image": batch["image"][:, :, :3]}
+        made = experiment(wider, {"test": flat}, preprocess=narrowed, model=model)
+        check_experiment(made._replace(evaluation_preprocess=unflatten))
