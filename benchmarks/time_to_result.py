@@ -178,6 +178,7 @@ def plot(measured: Sequence[Mapping[str, Any]]):
             axis.plot(*zip(*points, strict=True), linestyle="none", label=peer, **style)
     axis.axvline(1, color="0.3", linewidth=0.8)
     axis.set_xscale("log")
+    axis.set_xlim(left=min(0.5, axis.get_xlim()[0]))  # a labelled tick on both sides of 1
     as_written = FuncFormatter(lambda value, _: f"{value:g}")
     axis.xaxis.set_major_formatter(as_written)
     axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels of all would touch one another

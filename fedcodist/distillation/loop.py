@@ -416,9 +416,8 @@ def agree_on_mutable(
     """
     if axis_name is None:
         return dict(students)
-    devices, device = this_device(axis_name)
-    share = -(-batch_size // devices)
-    has_examples, count = device * share < batch_size, -(-batch_size // share)
+    first, share = _part_of_batch(batch_size, axis_name)
+    has_examples, count = first < batch_size, -(-batch_size // share)
     # The statistics of padding only may be NaN.
     own = jax.tree.map(
         lambda leaf: jnp.where(has_examples, leaf, jnp.zeros_like(leaf)),
@@ -427,6 +426,13 @@ def agree_on_mutable(
     total = sum_over_devices(own, axis_name)
     mean = jax.tree.map(lambda leaf: (leaf / count).astype(leaf.dtype), total)
     return {name: values._replace(mutable=mean[name]) for name, values in students.items()}
+
+
+def _part_of_batch(batch_size: int, axis_name: str | None) -> tuple[jax.Array, int]:
+    """This device's first position in a batch, which may lie beyond it, and how many it takes."""
+    devices, device = this_device(axis_name)
+    share = -(-batch_size // devices)
+    return device * share, share
 
 
 def batch_of_step(
@@ -438,9 +444,8 @@ def batch_of_step(
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """This device's part of a step's batch, preprocessed and mixed, and its mask [part]."""
     size = settings.batch_size
-    devices, device = this_device(axis_name)
-    share = -(-size // devices)
-    positions = device * share + jnp.arange(share)
+    first, share = _part_of_batch(size, axis_name)
+    positions = first + jnp.arange(share)
     mask = (positions < size).astype(jnp.float32)
     positions = jnp.minimum(positions, size - 1)
 
