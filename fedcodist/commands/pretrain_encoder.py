@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import jax
 
     from fedcodist.run.checkpoint import CheckpointError
-    from fedcodist.run.experiment import TrainingDiverged, run_experiment
+    from fedcodist.run.divergence import TrainingDiverged
+    from fedcodist.run.experiment import run_experiment
     from fedcodist.run.run_folder import RunFolderError
     from fedcodist.text.bert_weights import save_encoder
 

@@ -119,7 +119,8 @@ def _run(workdir: Path) -> int:
     from fedcodist.config.referenced_code import described_references
     from fedcodist.config.registry import run_title
     from fedcodist.run.checkpoint import CheckpointError
-    from fedcodist.run.experiment import TrainingDiverged, check_experiment, run_experiment
+    from fedcodist.run.divergence import TrainingDiverged
+    from fedcodist.run.experiment import check_experiment, run_experiment
     from fedcodist.run.export import save_models
     from fedcodist.run.profile import check_folder, tracing
     from fedcodist.run.run_folder import RunFolderError

@@ -1,37 +1,25 @@
 """The training loop of all algorithms: compiled blocks of rounds, evaluation, checkpoints, logging."""
 
 import contextlib
-import json
 import os
 import time
-import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import (
-    check_boolean,
-    check_integer,
-    check_names,
-    check_several,
-    check_text,
-    shown,
-)
-from fedcodist.core.client_states import HostClientStates, device_client_states
-from fedcodist.core.devices import from_all_processes
-from fedcodist.core.method import FederatedAlgorithm, HostState, by_member
+from fedcodist.core.checks import check_boolean, check_text, shown
+from fedcodist.core.client_states import HostClientStates
+from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected
 from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.privacy.accounting import PrivacyBudget
-from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.callbacks import (
     Callback,
@@ -41,51 +29,43 @@ from fedcodist.run.callbacks import (
     finish_callbacks,
     start_callbacks,
 )
-from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, set_damaged_aside
+from fedcodist.run.checkpoint import save_checkpoint
 from fedcodist.run.client_evaluation import ClientEvaluator, client_evaluation
 from fedcodist.run.client_metrics import (
     CLIENTS,
     ClientMetrics,
     client_records,
 )
-from fedcodist.run.client_splits import ClientSplit, check_client_splits, checked_client_splits
-from fedcodist.run.data_checks import check_data
-from fedcodist.run.evaluation import EvaluationSplit, evaluation_split
+from fedcodist.run.client_splits import ClientSplit, checked_client_splits
+from fedcodist.run.divergence import check_finite, check_finite_models
+from fedcodist.run.experiment_checks import check_settings, check_storable
 from fedcodist.run.identity import identity_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
-    FINITE,
-    TRAINING,
     WHAT_IS_MEASURED,
     Record,
     evaluation_records,
     final_metrics,
-    over_clients,
     summary_of,
     training_records,
 )
 from fedcodist.run.metrics_text import current_text, final_text
-from fedcodist.run.model_checks import check_models
-from fedcodist.run.privacy_spent import PrivacyMeter, check_privacy
+from fedcodist.run.model_evaluation import EvaluateModels, model_evaluation, on_devices
+from fedcodist.run.privacy_spent import PrivacyMeter
 from fedcodist.run.programs import (
     Programs,
     all_devices,
     build_programs,
+    on_host,
     replicate,
     replicate_data,
 )
 from fedcodist.run.progress import progress
-from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.resume import check_same_run, start_or_resume, whole_state, whole_state_shapes
+from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
-_OfSplits = dict[str, dict[str, dict[str, np.ndarray]]]  # split -> model -> metric -> [seeds, ...]
-_Evaluate = Callable[[Trained, Mapping[str, EvaluationSplit]], _OfSplits]
-_STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
-
-
-class TrainingDiverged(RuntimeError):
-    """An update was not finite. The message names the round and the pool."""
 
 
 class Experiment(NamedTuple):
@@ -205,7 +185,7 @@ def run_experiment(
     _check_kinds(experiment)
     _check_run(workdir, programs)
     for argument, value in (("config", config), ("plan", plan), ("prepared", prepared)):
-        _check_storable(argument, value)
+        check_storable(argument, value)
     for argument, flag in (("change_plan", change_plan), ("show_progress", show_progress)):
         check_boolean(argument, flag)
     check_text("name", name)
@@ -226,7 +206,7 @@ def run_experiment(
             if is_writer:
                 settings = _described(experiment) if config is None else config
                 folder.claim(settings, whole_plan, change_plan, identity)
-        _check_same_run(config, plan, identity and identity.content)
+        check_same_run(config, plan, identity and identity.content)
         callbacks = callbacks if is_writer else ()
         start_callbacks(callbacks, config)
         outcome = _run(
@@ -236,202 +216,16 @@ def run_experiment(
         return outcome
 
 
-def _run(
-    experiment: Experiment,
-    checkpoint_every: int,
-    folder: RunFolder | None,
-    callbacks: Sequence[Callback],
-    show_progress: bool,
-    name: str,
-    programs: Programs | None,
-) -> Outcome:
-    is_writer, mesh = jax.process_index() == 0, all_devices()
-    algorithm, seeds = experiment.algorithm, _seeds(experiment)
-    programs, device_seeds = programs or experiment_programs(experiment), replicate(seeds, mesh)
-    splits = _on_devices(experiment.splits, mesh)
-    data, host_client_states = _placed(experiment, mesh)
-    trained, first_round, notes = _start(
-        programs, device_seeds, mesh, folder, experiment, host_client_states
-    )
-    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
-    of_run = (mesh, device_seeds, hyper, host_client_states)
-    train = in_blocks(programs, data, experiment.rounds, *of_run)
-    evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
-    evaluator = ClientEvaluator(
-        evaluate_clients, experiment, folder.path / CLIENTS if folder else None
-    )
-    evaluate = _evaluation(programs, experiment, mesh, host_client_states)
+def check_experiment(experiment: Experiment) -> int:
+    """Raises ValueError or TypeError that names the setting or function which is not allowed.
 
-    records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
-    started, seconds_before = time.monotonic(), notes["seconds"]
-    kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
-    stopped: str = notes.get("stopped", "")
-    meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
-    measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
+    The algorithm's round is traced by shape. Training uses the same trace.
 
-    def measured_on_clients(round: int, is_last: bool) -> list[Record]:
-        lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
-        # Fine-tuned and personal models stay with their clients, who see their own examples anyway.
-        return meter.with_epsilon(round, lines, algorithm.predictors)
-
-    def log(new: list[Record]) -> Decision:
-        """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
-        records.extend(new)
-        if folder:
-            notes["metrics_length"] = folder.append_metrics(new)
-        models = lambda: dict(_models(algorithm, _on_host(trained.state)))
-        return call_callbacks(callbacks, new, models, records)
-
-    def report(round: int, history: list[dict[str, np.ndarray]]) -> str:
-        """Evaluates, shows and logs; returns what callbacks decide."""
-        _check_finite_models(round, programs.finite(trained.state), seeds)
-        evaluation = evaluate(trained, splits)
-        is_last = round == experiment.rounds
-        if is_last and experiment.final_splits:
-            evaluation |= evaluate(trained, _on_devices(experiment.final_splits, mesh))
-        new = measured(round, evaluation)
-        text = current_text(new)
-        new += measured_on_clients(round, is_last)
-        decision = log(new + training_records(round, history, seeds))
-        if decision.keep:
-            kept_state.keep(round, _whole(algorithm, trained, host_client_states))
-        why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
-        if why and not is_last:
-            final = measured(round, evaluate(trained, _on_devices(experiment.final_splits, mesh)))
-            final += measured_on_clients(round, is_last=True)
-            place = lambda record: (record["model"], record["split"])
-            logged = set(map(place, new))
-            # Callbacks are not called with nothing, as they may look at the first line.
-            if left := [record for record in final if place(record) not in logged]:
-                log(left)
-        show(round, text)
-        return "" if is_last else why
-
-    def save(folder: RunFolder, round: int) -> None:
-        notes["seconds"] = seconds_before + time.monotonic() - started
-        notes.update({"stopped": stopped} if stopped else {})
-        notes.update({} if kept_state.round is None else {"kept": kept_state.round})
-        if is_writer:
-            kept_state.save()
-            state = _on_host(_whole(algorithm, trained, host_client_states))
-            save_checkpoint(folder.checkpoints, round, state, notes)
-
-    is_shown, name = show_progress and is_writer, name or algorithm.name
-    was_finished = first_round == experiment.rounds or bool(stopped)
-    with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
-        round, history = first_round, list[dict[str, np.ndarray]]()
-        if round == 0 and not stopped:
-            stopped = report(round, history)
-            if folder and stopped:
-                save(folder, round)
-        elif not stopped and meter.last_round <= round < experiment.rounds:
-            # The run has grown, but it had spent its budget in what was its last round.
-            stopped = meter.why_stopped(round)
-            if folder:
-                save(folder, round)
-        while round < experiment.rounds and not stopped:
-            until = min(_next_evaluation(experiment, round), meter.last_round)
-            began = time.monotonic()
-            trained, block = train(trained, round, until - round)
-            count = next(iter(block.values())).shape[1]
-            if round > first_round:  # the first block was compiled
-                notes["timed_rounds"] += count
-                notes["timed_seconds"] += time.monotonic() - began
-            _check_finite(round, block, seeds, algorithm)
-            history.append(block)
-            round += count
-            if round != until:
-                show(round)
-                continue
-            stopped = report(round, history)
-            history = []
-            if folder and (round % checkpoint_every == 0 or round == experiment.rounds or stopped):
-                save(folder, round)
-
-    variables = dict(_models(algorithm, trained.state))
-    kept, of_kept = _kept(
-        experiment, kept_state, trained, host_client_states, evaluate, mesh, records, round
-    )
-    seconds = seconds_before + time.monotonic() - started
-    per_round = notes["timed_seconds"] / notes["timed_rounds"] if notes["timed_rounds"] else None
-    summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
-    summary |= meter.summary(round)
-    if kept:
-        summary["kept"] = {"round": kept.round, "final": of_kept}
-    if folder:
-        folder.write_summary(summary)
-    if is_shown:
-        _print_final(name, experiment, summary, was_finished)
-    return Outcome(records, variables, summary, trained.state, kept, evaluator.newest())
-
-
-def _placed(
-    experiment: Experiment, mesh: Mesh | None
-) -> tuple[ResidentData | StreamedData, HostClientStates | None]:
-    """(clients' data, on the devices if resident; client states on the host if data are streamed)."""
-    if isinstance(experiment.data, StreamedData):
-        states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
-        return experiment.data, states
-    return replicate_data(experiment.data, mesh), None
-
-
-def _whole(
-    algorithm: FederatedAlgorithm, trained: Trained, host_client_states: HostClientStates | None
-) -> tuple[PyTree, ...]:
-    """All that a checkpoint holds of the training."""
-    client_states = host_client_states.state() if host_client_states else trained.client_states
-    on_host = algorithm.host_state
-    return (trained.state, client_states, *((on_host.state(),) if on_host else ()))
-
-
-def _kept(
-    experiment: Experiment,
-    kept_state: KeptState,
-    trained: Trained,
-    host_client_states: HostClientStates | None,
-    evaluate: _Evaluate,
-    mesh: Mesh | None,
-    records: Sequence[Record],
-    last_round: int,
-) -> tuple[Kept | None, dict[str, Any] | None]:
-    """(Kept, metrics of its models, also on final splits), or (None, None).
-
-    Afterwards the states of clients on the host are the kept ones.
+    Returns:
+      Rounds between checkpoints.
     """
-    like = _whole_shapes(
-        trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
-    )
-    whole = kept_state.whole(like)
-    if whole is None or kept_state.round is None:
-        return None, None
-    state, client_states = whole[:2]
-    of_round = [record for record in records if record["round"] == kept_state.round]
-    if kept_state.round != last_round and experiment.final_splits:
-        # A run that has grown since was evaluated on them in this round, its last one then.
-        of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
-        if host_client_states:
-            host_client_states.restore(client_states)
-            client_states = None
-        best = Trained(*replicate((state, client_states), mesh))
-        evaluation = evaluate(best, _on_devices(experiment.final_splits, mesh))
-        of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
-    kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))
-    return kept, final_metrics(of_round, kept.round)
-
-
-def _seeds(experiment: Experiment) -> np.ndarray:
-    return np.arange(experiment.seeds, dtype=np.uint32) + np.uint32(experiment.seed)
-
-
-def _print_final(
-    name: str, experiment: Experiment, summary: Mapping[str, Any], was_finished: bool
-) -> None:
-    """Prints the final metrics on the test data or, without any, on the split of all evaluations."""
-    splits = list(experiment.final_splits) or list(experiment.splits)[:1]
-    state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
-    if "stopped" in summary:
-        state += f" of {experiment.rounds}: {summary['stopped']['why']}"
-    print("  ".join(filter(None, (name, state, final_text(summary["final"], splits)))), flush=True)
+    _check_kinds(experiment)
+    return check_settings(_with_federated_splits(experiment))
 
 
 def experiment_programs(experiment: Experiment) -> Programs:
@@ -444,80 +238,6 @@ def experiment_programs(experiment: Experiment) -> Programs:
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
     )
-
-
-def check_experiment(experiment: Experiment) -> int:
-    """Raises ValueError or TypeError that names the setting or function which is not allowed.
-
-    The algorithm's round is traced by shape. Training uses the same trace.
-
-    Returns:
-      Rounds between checkpoints.
-    """
-    _check_kinds(experiment)
-    experiment = _with_federated_splits(experiment)
-    for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
-        check_integer(name, getattr(experiment, name), low=1)
-    check_integer("seed", experiment.seed, low=0)
-    if experiment.seed + experiment.seeds > 2**31:
-        raise ValueError(
-            f"seed must leave all seeds below 2**31, got {experiment.seed} and {experiment.seeds} seeds."
-        )
-    check_several("evaluate_also", experiment.evaluate_also)
-    for round in experiment.evaluate_also:
-        check_integer("evaluate_also", round, low=0)
-        if round > experiment.rounds:
-            raise ValueError(
-                f"evaluate_also must be rounds up to rounds={experiment.rounds}, got {round}."
-            )
-    check_text("seeds_loop", experiment.seeds_loop)
-    if experiment.seeds_loop not in ("map", "vmap"):
-        raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
-    if experiment.algorithm.num_clients > experiment.data.num_clients:
-        raise ValueError(
-            f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
-            f"0 to {experiment.data.num_clients - 1}."
-        )
-    check_selection(experiment.algorithm, experiment.data)
-    for name, count in experiment.algorithm.data_set_sizes.items():
-        lengths = {len(column) for column in experiment.data.data_sets[name].values()}
-        if lengths != {count}:
-            raise ValueError(
-                f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
-                f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
-            )
-    _check_names_of_splits(experiment)
-    # Clients may be evaluated on their own examples alone.
-    if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
-        raise ValueError("splits must name at least one split to evaluate, got none.")
-    if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
-        raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")
-    check_client_splits(experiment)
-    check_privacy(experiment)
-    every = experiment.evaluate_every
-    if experiment.checkpoint_every is not None:
-        every = experiment.checkpoint_every
-        check_integer("checkpoint_every", every, low=1)
-    if every % experiment.evaluate_every:
-        raise ValueError(
-            f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
-            f"got {every}."
-        )
-    filled = check_algorithm(experiment.algorithm, experiment.data)
-    check_models(experiment, filled)
-    check_data(experiment)
-    return every
-
-
-def _check_names_of_splits(experiment: Experiment) -> None:
-    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
-        names = getattr(experiment, argument)
-        check_names(argument, names)
-        if TRAINING in names:
-            raise ValueError(
-                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
-                "training."
-            )
 
 
 def _check_kinds(experiment: Experiment) -> None:
@@ -540,22 +260,6 @@ def _check_run(workdir: Any, programs: Any) -> None:
         raise TypeError(f"workdir must be the path of a run folder, got {shown(workdir)}.")
     if not isinstance(programs, Programs | None):
         raise TypeError(f"programs must be made by experiment_programs, got {shown(programs)}.")
-
-
-def _check_storable(name: str, value: Any) -> None:
-    """Raises ValueError or TypeError that names the argument unless JSON can hold the mapping."""
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping by name, got {shown(value)}.")
-    try:
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            f"{name} must be finite numbers, text, True, False, None, or lists and dictionaries of "
-            f"these: {error}."
-        ) from None
 
 
 def _with_federated_splits(experiment: Experiment) -> Experiment:
@@ -588,6 +292,160 @@ def _described(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+def _run(
+    experiment: Experiment,
+    checkpoint_every: int,
+    folder: RunFolder | None,
+    callbacks: Sequence[Callback],
+    show_progress: bool,
+    name: str,
+    programs: Programs | None,
+) -> Outcome:
+    is_writer, mesh = jax.process_index() == 0, all_devices()
+    algorithm, seeds = experiment.algorithm, _seeds(experiment)
+    programs, device_seeds = programs or experiment_programs(experiment), replicate(seeds, mesh)
+    splits = on_devices(experiment.splits, mesh)
+    data, host_client_states = _placed(experiment, mesh)
+    trained, first_round, notes = start_or_resume(
+        programs, device_seeds, mesh, folder, experiment, host_client_states
+    )
+    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
+    of_run = (mesh, device_seeds, hyper, host_client_states)
+    train = in_blocks(programs, data, experiment.rounds, *of_run)
+    evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
+    evaluator = ClientEvaluator(
+        evaluate_clients, experiment, folder.path / CLIENTS if folder else None
+    )
+    evaluate = model_evaluation(programs, experiment, mesh, host_client_states)
+
+    records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
+    started, seconds_before = time.monotonic(), notes["seconds"]
+    kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
+    stopped: str = notes.get("stopped", "")
+    meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
+    measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
+
+    def measured_on_clients(round: int, is_last: bool) -> list[Record]:
+        lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
+        # Fine-tuned and personal models stay with their clients, who see their own examples anyway.
+        return meter.with_epsilon(round, lines, algorithm.predictors)
+
+    def log(new: list[Record]) -> Decision:
+        """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
+        records.extend(new)
+        if folder:
+            notes["metrics_length"] = folder.append_metrics(new)
+        models = lambda: dict(_models(algorithm, on_host(trained.state)))
+        return call_callbacks(callbacks, new, models, records)
+
+    def report(round: int, history: list[dict[str, np.ndarray]]) -> str:
+        """Evaluates, shows and logs; returns what callbacks decide."""
+        check_finite_models(round, programs.finite(trained.state), seeds)
+        evaluation = evaluate(trained, splits)
+        is_last = round == experiment.rounds
+        if is_last and experiment.final_splits:
+            evaluation |= evaluate(trained, on_devices(experiment.final_splits, mesh))
+        new = measured(round, evaluation)
+        text = current_text(new)
+        new += measured_on_clients(round, is_last)
+        decision = log(new + training_records(round, history, seeds))
+        if decision.keep:
+            kept_state.keep(round, whole_state(algorithm, trained, host_client_states))
+        why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
+        if why and not is_last:
+            final = measured(round, evaluate(trained, on_devices(experiment.final_splits, mesh)))
+            final += measured_on_clients(round, is_last=True)
+            place = lambda record: (record["model"], record["split"])
+            logged = set(map(place, new))
+            # Callbacks are not called with nothing, as they may look at the first line.
+            if left := [record for record in final if place(record) not in logged]:
+                log(left)
+        show(round, text)
+        return "" if is_last else why
+
+    def save(folder: RunFolder, round: int) -> None:
+        notes["seconds"] = seconds_before + time.monotonic() - started
+        notes.update({"stopped": stopped} if stopped else {})
+        notes.update({} if kept_state.round is None else {"kept": kept_state.round})
+        if is_writer:
+            kept_state.save()
+            state = on_host(whole_state(algorithm, trained, host_client_states))
+            save_checkpoint(folder.checkpoints, round, state, notes)
+
+    is_shown, name = show_progress and is_writer, name or algorithm.name
+    was_finished = first_round == experiment.rounds or bool(stopped)
+    with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
+        round, history = first_round, list[dict[str, np.ndarray]]()
+        if round == 0 and not stopped:
+            stopped = report(round, history)
+            if folder and stopped:
+                save(folder, round)
+        elif not stopped and meter.last_round <= round < experiment.rounds:
+            # The run has grown, but it had spent its budget in what was its last round.
+            stopped = meter.why_stopped(round)
+            if folder:
+                save(folder, round)
+        while round < experiment.rounds and not stopped:
+            until = min(_next_evaluation(experiment, round), meter.last_round)
+            began = time.monotonic()
+            trained, block = train(trained, round, until - round)
+            count = next(iter(block.values())).shape[1]
+            if round > first_round:  # the first block was compiled
+                notes["timed_rounds"] += count
+                notes["timed_seconds"] += time.monotonic() - began
+            check_finite(round, block, seeds, algorithm)
+            history.append(block)
+            round += count
+            if round != until:
+                show(round)
+                continue
+            stopped = report(round, history)
+            history = []
+            if folder and (round % checkpoint_every == 0 or round == experiment.rounds or stopped):
+                save(folder, round)
+
+    variables = dict(_models(algorithm, trained.state))
+    kept, of_kept = _kept(
+        experiment, kept_state, trained, host_client_states, evaluate, mesh, records, round
+    )
+    seconds = seconds_before + time.monotonic() - started
+    per_round = notes["timed_seconds"] / notes["timed_rounds"] if notes["timed_rounds"] else None
+    summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
+    summary |= meter.summary(round)
+    if kept:
+        summary["kept"] = {"round": kept.round, "final": of_kept}
+    if folder:
+        folder.write_summary(summary)
+    if is_shown:
+        _print_final(name, experiment, summary, was_finished)
+    return Outcome(records, variables, summary, trained.state, kept, evaluator.newest())
+
+
+def _seeds(experiment: Experiment) -> np.ndarray:
+    return np.arange(experiment.seeds, dtype=np.uint32) + np.uint32(experiment.seed)
+
+
+def _placed(
+    experiment: Experiment, mesh: Mesh | None
+) -> tuple[ResidentData | StreamedData, HostClientStates | None]:
+    """(clients' data, on the devices if resident; client states on the host if data are streamed)."""
+    if isinstance(experiment.data, StreamedData):
+        states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
+        return experiment.data, states
+    return replicate_data(experiment.data, mesh), None
+
+
+def _as_float(value: Any) -> np.ndarray:
+    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
+
+
+def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str, Variables]]:
+    """Every model's name and Variables, leaves [seeds, ...] on the host."""
+    for name, predictor in algorithm.predictors.items():
+        variables = on_host(jax.vmap(predictor.variables)(state))
+        yield from by_member(name, predictor, variables, axis=1).items()
+
+
 def _next_evaluation(experiment: Experiment, round: int) -> int:
     """The first round after this one that is evaluated."""
     every = experiment.evaluate_every
@@ -595,236 +453,47 @@ def _next_evaluation(experiment: Experiment, round: int) -> int:
     return min((round // every + 1) * every, experiment.rounds, *further)
 
 
-def _start(
-    programs: Programs,
-    seeds: jax.Array,
-    mesh: Mesh | None,
-    folder: RunFolder | None,
+def _kept(
     experiment: Experiment,
+    kept_state: KeptState,
+    trained: Trained,
     host_client_states: HostClientStates | None,
-) -> tuple[Trained, int, dict[str, Any]]:
-    """(Trained, round, notes) of the newest checkpoint, or of the run's start if there is none.
-
-    Client states and algorithm states on the host are restored too.
-    """
-    notes: dict[str, Any] = {
-        "seconds": 0.0,
-        "metrics_length": 0,
-        "timed_rounds": 0,
-        "timed_seconds": 0.0,
-    }
-    if experiment.start is None:
-        state = programs.init(seeds)
-    else:
-        _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
-        # A copy: training donates its input's memory, and another run may start from the same state.
-        state = replicate(jax.tree.map(np.array, experiment.start), mesh)
-    client_states: PyTree = None
-    if host_client_states is None:
-        client_states = device_client_states(experiment.algorithm.client_states, experiment.seeds)
-    host_state = experiment.algorithm.host_state
-    expected = _whole_shapes(state, client_states, host_client_states, host_state)
-    saved = load_checkpoint(folder.checkpoints, expected) if folder else None
-    if folder:
-        _check_same_round(saved.round if saved else 0, folder)
-        if jax.process_index() == 0:
-            _warn_of_damaged(
-                set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved
-            )
-    if folder is None or saved is None:
-        if folder:
-            folder.keep_metrics(0)
-        return Trained(state, replicate(client_states, mesh)), 0, notes
-    if saved.round > experiment.rounds:
-        raise RunFolderError(
-            f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
-            f"rounds={experiment.rounds}. Use another --workdir."
-        )
-    folder.keep_metrics(saved.notes["metrics_length"])
-    state, client_states = saved.state[:2]
-    if host_state:
-        host_state.restore(saved.state[2])
-    if host_client_states:
-        host_client_states.restore(client_states)
-        client_states = None
-    return Trained(*replicate((state, client_states), mesh)), saved.round, notes | saved.notes
-
-
-def _whole_shapes(
-    state: PyTree,
-    client_states: PyTree,
-    host_client_states: HostClientStates | None,
-    host_state: HostState | None,
-) -> tuple[PyTree, ...]:
-    """The shapes of a checkpoint's state."""
-    of_clients = host_client_states.shapes() if host_client_states else _shapes(client_states)
-    return (_shapes(state), of_clients, *((host_state.shapes(),) if host_state else ()))
-
-
-def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
-    if damaged:
-        warnings.warn(
-            f"{damaged[0].parent}: {', '.join(path.name for path in damaged)} cannot be read as a "
-            "checkpoint and now lies in the folder 'damaged' there: training goes on from "
-            f"{f'round {saved.round}' if saved else 'the beginning'}.",
-            stacklevel=2,
-        )
-
-
-def _check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
-    """Raises RunFolderError if processes were started differently, before they wait for each other."""
-    for value, what in (
-        ([config, plan], "config or execution plan"),
-        (identity, "experiment or data"),
-    ):
-        starts = from_all_processes(zlib.crc32(json.dumps(value, default=str).encode()) >> 1)
-        for process, start in enumerate(starts):
-            if start != starts[0]:
-                raise RunFolderError(
-                    f"process {process} was given another {what} than process 0: the "
-                    "same command must run on all machines."
-                )
-
-
-def _check_same_round(round: int, folder: RunFolder) -> None:
-    """Raises RunFolderError if processes would continue from different checkpoints."""
-    rounds = from_all_processes(round)
-    for process, other in enumerate(rounds):
-        if other != rounds[0]:
-            raise RunFolderError(
-                f"run folder {folder.path}: process 0 finds a checkpoint of round {rounds[0]}, process "
-                f"{process} of round {other} (0: none); all machines must share the folder."
-            )
-
-
-def _on_devices(
-    splits: Mapping[str, FederatedData], mesh: Mesh | None
-) -> dict[str, EvaluationSplit]:
-    return replicate_data({name: evaluation_split(data) for name, data in splits.items()}, mesh)
-
-
-def _evaluation(
-    programs: Programs,
-    experiment: Experiment,
+    evaluate: EvaluateModels,
     mesh: Mesh | None,
-    host_client_states: HostClientStates | None,
-) -> _Evaluate:
-    """Returns (Trained, splits) -> split -> model -> metric -> [seeds, ...] on the host.
+    records: Sequence[Record],
+    last_round: int,
+) -> tuple[Kept | None, dict[str, Any] | None]:
+    """(Kept, metrics of its models, also on final splits), or (None, None).
 
-    Metrics of personal models are means over clients; `<metric>_per_client` has all clients.
+    Afterwards the states of clients on the host are the kept ones.
     """
-    algorithm = experiment.algorithm
-    sampled = {
-        pool: _evenly(len(algorithm.client_states[pool].clients), experiment.evaluate_clients)
-        for pool, models in algorithm.personal_models.items()
-        if models
-    }
-    selection = jax.eval_shape(lambda: algorithm.select(jnp.asarray(0), jax.random.key(0)))
-
-    def personal_on_device(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> PyTree:
-        client_states = {pool: trained.client_states[pool] for pool in sampled}
-        return programs.evaluate_personal(
-            trained.state, client_states, replicate(sampled, mesh), splits
-        )
-
-    def personal_on_host(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> PyTree:
-        """Evaluates as many clients at once as there are in a round, which fit on the device."""
-        assert host_client_states is not None
-        evaluation: dict[str, dict[str, Any]] = {}
-        for pool, places in sampled.items():
-            size = selection.clients[pool].shape[-1]
-            all_gathered = {pool: replicate(np.arange(size), mesh)}
-            parts = []
-            for start in range(0, len(places), size):
-                # The last client fills up the last part.
-                part_places = places[np.minimum(start + np.arange(size), len(places) - 1)]
-                clients = algorithm.client_states[pool].clients[part_places]
-                clients = np.tile(clients, (experiment.seeds, 1))
-                client_states = {pool: host_client_states.gather({pool: clients})[pool]}
-                part = programs.evaluate_personal(
-                    trained.state, replicate(client_states, mesh), all_gathered, splits
-                )
-                parts.append(_on_host(part))
-            together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
-            for split, models in jax.tree.map(together, *parts).items():
-                evaluation.setdefault(split, {}).update(models)
-        return evaluation
-
-    def evaluate(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
-        evaluation = _on_host(programs.evaluate(trained.state, splits)).unstacked
-        if sampled:
-            of_clients = personal_on_host if host_client_states else personal_on_device
-            for split, models in _on_host(of_clients(trained, splits)).items():
-                evaluation[split] |= {
-                    name: over_clients(metrics) for name, metrics in models.items()
-                }
-        return evaluation
-
-    return evaluate
+    like = whole_state_shapes(
+        trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
+    )
+    whole = kept_state.whole(like)
+    if whole is None or kept_state.round is None:
+        return None, None
+    state, client_states = whole[:2]
+    of_round = [record for record in records if record["round"] == kept_state.round]
+    if kept_state.round != last_round and experiment.final_splits:
+        # A run that has grown since was evaluated on them in this round, its last one then.
+        of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
+        if host_client_states:
+            host_client_states.restore(client_states)
+            client_states = None
+        best = Trained(*replicate((state, client_states), mesh))
+        evaluation = evaluate(best, on_devices(experiment.final_splits, mesh))
+        of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
+    kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))
+    return kept, final_metrics(of_round, kept.round)
 
 
-def _evenly(count: int, most: int) -> np.ndarray:
-    """Indices of all of `count` clients, or of `most` of them, evenly spread."""
-    return np.linspace(0, count - 1, min(count, most)).round().astype(np.int32)
-
-
-def _check_finite(
-    round: int, history: Mapping[str, np.ndarray], seeds: np.ndarray, algorithm: FederatedAlgorithm
+def _print_final(
+    name: str, experiment: Experiment, summary: Mapping[str, Any], was_finished: bool
 ) -> None:
-    """Raises TrainingDiverged that names the first pool, in the first round, that was not finite."""
-    # In a round, clients' updates are checked before the models made of them, which may be of other
-    # pools.
-    bad = [
-        (index, pool, seed)
-        for metric in FINITE
-        for pool in algorithm.communication
-        if metric == "finite" or f"{pool}/{metric}" in history
-        for seed, index in np.argwhere(~history[f"{pool}/{metric}"])
-    ]
-    if bad:
-        index, pool, seed = min(bad, key=lambda entry: entry[0])
-        raise TrainingDiverged(
-            f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
-            f"{_STOPPED}"
-        )
-
-
-def _check_finite_models(round: int, finite: Mapping[str, jax.Array], seeds: np.ndarray) -> None:
-    """Raises TrainingDiverged for a model that is not finite after codistillation or a server update."""
-    for model, good in _on_host(finite).items():
-        if not good.all():
-            raise TrainingDiverged(
-                f"non-finite update by round {round}, pool {model!r}, seed {seeds[good.argmin()]}: "
-                f"{_STOPPED}"
-            )
-
-
-def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str, Variables]]:
-    """Every model's name and Variables, leaves [seeds, ...] on the host."""
-    for name, predictor in algorithm.predictors.items():
-        variables = _on_host(jax.vmap(predictor.variables)(state))
-        yield from by_member(name, predictor, variables, axis=1).items()
-
-
-def _check_start(start: PyTree, like: PyTree) -> None:
-    given, expected = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (start, like))
-    shapes = lambda leaves: {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
-    actual, needed = shapes(given), shapes(expected)
-    for path in [*needed, *actual]:
-        if actual.get(path) != needed.get(path):
-            raise ValueError(
-                f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
-                f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
-            )
-
-
-def _as_float(value: Any) -> np.ndarray:
-    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def _on_host(tree: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, tree)
+    """Prints the final metrics on the test data or, without any, on the split of all evaluations."""
+    splits = list(experiment.final_splits) or list(experiment.splits)[:1]
+    state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
+    if "stopped" in summary:
+        state += f" of {experiment.rounds}: {summary['stopped']['why']}"
+    print("  ".join(filter(None, (name, state, final_text(summary["final"], splits)))), flush=True)

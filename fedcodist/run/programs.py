@@ -112,6 +112,11 @@ def replicate_data(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)), tree)
 
 
+def on_host(tree: PyTree) -> PyTree:
+    """The same pytree with NumPy arrays."""
+    return jax.tree.map(np.asarray, tree)
+
+
 def own_devices(mesh: Mesh | None) -> list[int]:
     """The indices of this process's devices along `clients`."""
     if mesh is None:

@@ -468,7 +468,8 @@ def _run_trial(
     """Returns (value, state, reason)."""
     import optuna
 
-    from fedcodist.run.experiment import TrainingDiverged, run_experiment
+    from fedcodist.run.divergence import TrainingDiverged
+    from fedcodist.run.experiment import run_experiment
     from fedcodist.tuning import study as studies
 
     value: float | None = None

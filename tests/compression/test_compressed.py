@@ -31,7 +31,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.models.digits import BatchNormMLP
-from fedcodist.run.experiment import Experiment, TrainingDiverged, run_experiment
+from fedcodist.run.divergence import TrainingDiverged
+from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data
 

@@ -48,7 +48,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
 
     append, check, write = (
         run_folder.RunFolder.append_metrics,
-        experiment._check_finite,
+        experiment.check_finite,
         files.write_all,
     )
 
@@ -74,7 +74,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
     if where == "metrics":
         run_folder.RunFolder.append_metrics = append_metrics
     elif where == "training":
-        experiment._check_finite = check_finite
+        experiment.check_finite = check_finite
     else:
         files.write_all = write_all
 

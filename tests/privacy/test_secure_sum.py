@@ -33,7 +33,8 @@ from fedcodist.distillation.loop import Distillation
 from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
 from fedcodist.privacy.secure_sum_reduce import resolution, secure_sum_reduce
-from fedcodist.run.experiment import Experiment, TrainingDiverged, run_experiment
+from fedcodist.run.divergence import TrainingDiverged
+from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.fedjax_adapter import as_fedjax
 from fedcodist.run.sources import resident_data
 

@@ -17,7 +17,7 @@ import pytest
 from quick_compilation import XLA_FLAGS
 
 from fedcodist.commands import run
-from fedcodist.run import experiment
+from fedcodist.run import resume
 from fedcodist.run.export import load_model
 from fedcodist.run.run_folder import RunFolder, RunFolderError
 
@@ -143,18 +143,18 @@ def test_commands_of_build_md_are_of_flags_that_exist():
 
 
 def test_processes_of_different_commands_are_refused(monkeypatch):
-    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value])
-    experiment._check_same_run({"rounds": 3}, {})
-    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value ^ 1])
+    monkeypatch.setattr(resume, "from_all_processes", lambda value: [value, value])
+    resume.check_same_run({"rounds": 3}, {})
+    monkeypatch.setattr(resume, "from_all_processes", lambda value: [value, value ^ 1])
     with pytest.raises(RunFolderError, match=r"process 1 was given another config.*same command"):
-        experiment._check_same_run({"rounds": 3}, {})
+        resume.check_same_run({"rounds": 3}, {})
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "from_all_processes", lambda value: [value, value, 0])
-    experiment._check_same_round(0, RunFolder(tmp_path))
+    monkeypatch.setattr(resume, "from_all_processes", lambda value: [value, value, 0])
+    resume._check_same_round(0, RunFolder(tmp_path))
     with pytest.raises(RunFolderError, match=r"of round 20, process 2 of round 0 .*must share"):
-        experiment._check_same_round(20, RunFolder(tmp_path))
+        resume._check_same_round(20, RunFolder(tmp_path))
 
 
 @pytest.fixture(scope="module")

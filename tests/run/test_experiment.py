@@ -21,9 +21,10 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import blocks, metrics_lines, metrics_text, programs
 from fedcodist.run import experiment as loop
+from fedcodist.run.checkpoint import load_checkpoint
+from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import (
     Experiment,
-    TrainingDiverged,
     check_experiment,
     experiment_programs,
     run_experiment,
@@ -344,7 +345,7 @@ def test_seconds_add_up_over_interruptions(tmp_path):
     with pytest.raises(Stopped):
         run_experiment(experiment, tmp_path, callbacks=[stop_at(4)])
     (checkpoint,) = (tmp_path / "checkpoints").glob("round_00000002*")
-    before = loop.load_checkpoint(checkpoint.parent, {}).notes["seconds"]
+    before = load_checkpoint(checkpoint.parent, {}).notes["seconds"]
     assert before > 0
     assert run_experiment(experiment, tmp_path).summary["seconds"] > before
 
@@ -414,49 +415,6 @@ def test_a_pseudo_gradient_that_is_not_finite_names_round_pool_and_seed(tmp_path
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "checkpoints").exists()
     assert not (tmp_path / "summary.json").exists()
-
-
-def test_the_round_in_which_it_first_happened_is_named(monkeypatch):
-    history = {
-        "a/finite": np.array([[True, True, False], [True, True, True]]),
-        "b/finite": np.array([[True, True, True], [True, False, False]]),
-    }
-    algorithm = make_experiment().algorithm._replace(communication={"a": None})
-    with pytest.raises(TrainingDiverged, match="in round 13, pool 'a', seed 5:"):
-        loop._check_finite(10, history, np.array([5, 6]), algorithm)
-    algorithm = algorithm._replace(communication={"b": None})
-    with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
-        loop._check_finite(10, history, np.array([5, 6]), algorithm)
-    # A model that became non-finite later may have been taught by it.
-    for order in ("ab", "ba"):
-        algorithm = algorithm._replace(communication=dict.fromkeys(order))
-        with pytest.raises(TrainingDiverged, match="in round 12, pool 'b', seed 6:"):
-            loop._check_finite(10, history, np.array([5, 6]), algorithm)
-
-
-def test_what_clients_sent_must_be_told():
-    with pytest.raises(KeyError, match="a/finite"):
-        loop._check_finite(
-            0,
-            {"a/loss": np.full((1, 1), np.nan)},
-            np.array([5]),
-            make_experiment().algorithm._replace(communication={"a": None}),
-        )
-
-
-@pytest.mark.parametrize("order", ["ab", "ba"])
-def test_in_one_round_what_clients_sent_goes_before_the_models(order):
-    """Models may be mixed with those of another pool by then."""
-    finite = np.full((2, 3), True)
-    history = {f"{pool}/{what}": finite for pool in "ab" for what in ("finite", "finite_model")}
-    broken = np.array([[True, True, True], [True, False, False]])
-    history |= {"a/finite_model": broken, "b/finite": broken, "b/finite_model": broken}
-    algorithm = make_experiment().algorithm._replace(communication=dict.fromkeys(order))
-    with pytest.raises(TrainingDiverged, match="in round 2, pool 'b', seed 6:"):
-        loop._check_finite(0, history, np.array([5, 6]), algorithm)
-    history |= {"b/finite": finite, "b/finite_model": finite}
-    with pytest.raises(TrainingDiverged, match="in round 2, pool 'a', seed 6:"):
-        loop._check_finite(0, history, np.array([5, 6]), algorithm)
 
 
 def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):

@@ -25,12 +25,14 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 import fedcodist.run.experiment
+import fedcodist.run.model_evaluation
 from fedcodist.config import command_line, networks
 from fedcodist.config import data as reading
 from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
-from fedcodist.run.experiment import TrainingDiverged, experiment_programs, run_experiment
+from fedcodist.run.divergence import TrainingDiverged
+from fedcodist.run.experiment import experiment_programs, run_experiment
 from fedcodist.tuning import at_once, search_space, study, tune
 from fedcodist.tuning.search_space import checked_space, overrides, own_values, with_values
 
@@ -350,7 +352,7 @@ def real(tmp_path_factory):
     )
     evaluated, built = [], []
     build = programs.build_programs
-    load, split = reading.load_digits_federated, fedcodist.run.experiment.evaluation_split
+    load, split = reading.load_digits_federated, fedcodist.run.model_evaluation.evaluation_split
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             reading,
@@ -358,7 +360,7 @@ def real(tmp_path_factory):
             lambda **arguments: load(**arguments) | {"test": Untouchable()},
         )
         patch.setattr(
-            fedcodist.run.experiment,
+            fedcodist.run.model_evaluation,
             "evaluation_split",
             lambda data: evaluated.append(data) or split(data),
         )

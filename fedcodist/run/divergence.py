@@ -1,0 +1,46 @@
+"""Training stops where an update or a model is not finite."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.run.metrics_lines import FINITE
+
+_STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
+
+
+class TrainingDiverged(RuntimeError):
+    """An update was not finite. The message names the round and the pool."""
+
+
+def check_finite(
+    round: int, history: Mapping[str, np.ndarray], seeds: np.ndarray, algorithm: FederatedAlgorithm
+) -> None:
+    """Raises TrainingDiverged that names the first pool, in the first round, that was not finite."""
+    # In a round, clients' updates are checked before the models made of them, which may be of other
+    # pools.
+    bad = [
+        (index, pool, seed)
+        for metric in FINITE
+        for pool in algorithm.communication
+        if metric == "finite" or f"{pool}/{metric}" in history
+        for seed, index in np.argwhere(~history[f"{pool}/{metric}"])
+    ]
+    if bad:
+        index, pool, seed = min(bad, key=lambda entry: entry[0])
+        raise TrainingDiverged(
+            f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
+            f"{_STOPPED}"
+        )
+
+
+def check_finite_models(round: int, finite: Mapping[str, jax.Array], seeds: np.ndarray) -> None:
+    """Raises TrainingDiverged for a model that is not finite after codistillation or a server update."""
+    for model, good in finite.items():
+        if not np.all(good):
+            raise TrainingDiverged(
+                f"non-finite update by round {round}, pool {model!r}, seed {seeds[np.argmin(good)]}: "
+                f"{_STOPPED}"
+            )

@@ -1,0 +1,102 @@
+"""Checks of an experiment's settings, before anything compiles."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedcodist.core.checks import check_integer, check_names, check_several, check_text, shown
+from fedcodist.run.algorithm_checks import check_algorithm, check_selection
+from fedcodist.run.client_splits import check_client_splits
+from fedcodist.run.data_checks import check_data
+from fedcodist.run.metrics_lines import TRAINING
+from fedcodist.run.model_checks import check_models
+from fedcodist.run.privacy_spent import check_privacy
+
+
+def check_settings(experiment: Any) -> int:
+    """Raises ValueError or TypeError that names the setting or function which is not allowed.
+
+    Args:
+      experiment: an Experiment whose splits are FederatedData and ClientSplits.
+
+    Returns:
+      Rounds between checkpoints.
+    """
+    for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
+        check_integer(name, getattr(experiment, name), low=1)
+    check_integer("seed", experiment.seed, low=0)
+    if experiment.seed + experiment.seeds > 2**31:
+        raise ValueError(
+            f"seed must leave all seeds below 2**31, got {experiment.seed} and {experiment.seeds} seeds."
+        )
+    check_several("evaluate_also", experiment.evaluate_also)
+    for round in experiment.evaluate_also:
+        check_integer("evaluate_also", round, low=0)
+        if round > experiment.rounds:
+            raise ValueError(
+                f"evaluate_also must be rounds up to rounds={experiment.rounds}, got {round}."
+            )
+    check_text("seeds_loop", experiment.seeds_loop)
+    if experiment.seeds_loop not in ("map", "vmap"):
+        raise ValueError(f"seeds_loop must be 'map' or 'vmap', got {experiment.seeds_loop!r}.")
+    if experiment.algorithm.num_clients > experiment.data.num_clients:
+        raise ValueError(
+            f"pools name client {experiment.algorithm.num_clients - 1}, but the data has clients "
+            f"0 to {experiment.data.num_clients - 1}."
+        )
+    check_selection(experiment.algorithm, experiment.data)
+    for name, count in experiment.algorithm.data_set_sizes.items():
+        lengths = {len(column) for column in experiment.data.data_sets[name].values()}
+        if lengths != {count}:
+            raise ValueError(
+                f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
+                f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
+            )
+    _check_names_of_splits(experiment)
+    # Clients may be evaluated on their own examples alone.
+    if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
+        raise ValueError("splits must name at least one split to evaluate, got none.")
+    if both := sorted(set(experiment.splits) & set(experiment.final_splits)):
+        raise ValueError(f"final_splits must not name a split that splits has, got {both[0]!r}.")
+    check_client_splits(experiment)
+    check_privacy(experiment)
+    every = experiment.evaluate_every
+    if experiment.checkpoint_every is not None:
+        every = experiment.checkpoint_every
+        check_integer("checkpoint_every", every, low=1)
+    if every % experiment.evaluate_every:
+        raise ValueError(
+            f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
+            f"got {every}."
+        )
+    filled = check_algorithm(experiment.algorithm, experiment.data)
+    check_models(experiment, filled)
+    check_data(experiment)
+    return every
+
+
+def _check_names_of_splits(experiment: Any) -> None:
+    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
+        names = getattr(experiment, argument)
+        check_names(argument, names)
+        if TRAINING in names:
+            raise ValueError(
+                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
+                "training."
+            )
+
+
+def check_storable(name: str, value: Any) -> None:
+    """Raises ValueError or TypeError that names the argument unless JSON can hold the mapping."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping by name, got {shown(value)}.")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{name} must be finite numbers, text, True, False, None, or lists and dictionaries of "
+            f"these: {error}."
+        ) from None
