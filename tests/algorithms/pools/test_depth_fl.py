@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from on_one_device import after_one_round
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -157,6 +158,19 @@ def test_one_level_of_one_block_is_fed_avg_with_equal_weights():
         experiment = Experiment(algorithm, resident_data(data), {"train": data}, ROUNDS)
         of.append(run_experiment(experiment, show_progress=False).variables["main"].params)
     same(*of, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_without_examples_have_no_weight():
+    training, hyper = LocalTraining(batch_size=3), DepthFLHyper(RATE, 1.0, 0.7)
+
+    def after(*sizes):
+        level = {"deep": HeteroFLLevel(network(), np.arange(len(sizes)), len(sizes))}
+        ours = depth_fl(network(), level, DATA.columns, training, hyper=hyper)
+        params_of = ours.predictors["deep"].variables
+        return params_of(after_one_round(ours, "deep", sizes)).params
+
+    same(after(3, 0, 0), after(3), rtol=1e-5)
+    assert not np.array_equal(after(3)["exit_0"]["kernel"], after(0)["exit_0"]["kernel"])
 
 
 def test_what_nobody_has_stays():

@@ -9,6 +9,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_one_device import after_one_round
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -261,6 +262,21 @@ def test_what_is_evaluated_is_what_was_trained():
         )
         plain, _ = network(HIDDEN[name]).apply(variables, batch)
         assert np.allclose(logits, plain) == (name == "whole")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_clients_without_examples_have_no_weight(masked):
+    whole, training = network(HIDDEN["whole"]), LocalTraining(batch_size=3)
+    adjustments, hyper = HeteroFLAdjustments(masked=masked), FedAvgHyper(RATE, 1.0)
+
+    def after(*sizes):
+        half = HeteroFLLevel(network(HIDDEN["half"]), np.arange(len(sizes)), len(sizes))
+        levels = {"half": half}
+        ours = hetero_fl(whole, levels, LAYERS, COLUMNS, training, adjustments, hyper=hyper)
+        return after_one_round(ours, "half", sizes).params
+
+    same(after(3, 0, 0), after(3), rtol=1e-5)
+    assert not np.array_equal(after(3)["Dense_2"]["kernel"], after(0)["Dense_2"]["kernel"])
 
 
 @pytest.mark.slow
