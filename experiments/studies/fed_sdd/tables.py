@@ -50,11 +50,11 @@ class Table(NamedTuple):
 
 
 class ScaledRow(NamedTuple):
-    """A method's run, and the cells of the paper's tables for its main model and its ensemble."""
+    """A method's run, and the paper's cells for its main model and its ensemble, where there are any."""
 
     label: str
     run: str
-    main: Term
+    main: Term | None
     ensemble: Term | None
 
 
@@ -112,7 +112,7 @@ SCALED_ROWS = tuple(
     ScaledRow(
         line["method"],
         line["run"],
-        _term(line["main"]),
+        _term(line["main"]) if line["main"] else None,
         _term(line["ensemble"]) if line["ensemble"] else None,
     )
     for line in _lines("scaled.csv")
