@@ -18,9 +18,8 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
     ]
     for page in pages:
         link = (folder / f"{page.name}.md").as_posix()
-        decided = verdict_table(page.verdicts, link, (HELD, DID_NOT_HOLD))
+        not_run = f"Not run: [{', '.join(page.not_run)}]({link}#not-run)." if page.not_run else ""
+        decided = verdict_table(page.verdicts, link, (HELD, DID_NOT_HOLD), after=not_run)
         parts += [f"## [{page.title}]({link})", page.in_short, *decided]
-        if page.not_run:
-            parts.append(f"Not run: [{', '.join(page.not_run)}]({link}#not-run).")
     parts.append(f"## [All runs]({runs.as_posix()})")
     return "\n\n".join(part for part in parts if part) + "\n"

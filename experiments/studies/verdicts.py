@@ -65,11 +65,11 @@ def decided(value: float, half_width: float | None, expected: str) -> str:
 
 
 def verdict_table(
-    verdicts: Sequence[Verdict], page: str = "", words: Sequence[str] = WORDS
+    verdicts: Sequence[Verdict], page: str = "", words: Sequence[str] = WORDS, after: str = ""
 ) -> list[str]:
-    """A table with links to the sections of `page`, in the order of `words`; empty without verdicts.
+    """A table with links to the sections of `page`, in the order of `words`; none without verdicts.
 
-    If it does not have all verdicts, their numbers follow.
+    If it does not have all verdicts, their numbers follow, and then the sentence `after`.
     """
     rows = [
         [f"**{word}**", f"[{v.text}]({page}#{anchor(v.heading)})", v.paper, v.ours]
@@ -77,11 +77,12 @@ def verdict_table(
         for v in verdicts
         if v.word == word and v.is_main
     ]
-    parts = [table(HEADINGS, rows, texts=2)] if rows else []
+    counts = ""
     if len(rows) < len(verdicts):
-        counts = [f"{sum(v.word == word for v in verdicts)} {word}" for word in WORDS]
-        parts.append(f"All {len(verdicts)} statements: {', '.join(counts)}.")
-    return parts
+        of_words = [f"{sum(v.word == word for v in verdicts)} {word}" for word in WORDS]
+        counts = f"All {len(verdicts)} statements: {', '.join(of_words)}."
+    parts = [table(HEADINGS, rows, texts=2) if rows else "", " ".join(filter(None, (counts, after)))]
+    return [part for part in parts if part]
 
 
 def anchor(heading: str) -> str:
