@@ -81,7 +81,10 @@ def verdict_table(
     if len(rows) < len(verdicts):
         of_words = [f"{sum(v.word == word for v in verdicts)} {word}" for word in WORDS]
         counts = f"All {len(verdicts)} statements: {', '.join(of_words)}."
-    parts = [table(HEADINGS, rows, texts=2) if rows else "", " ".join(filter(None, (counts, after)))]
+    parts = [
+        table(HEADINGS, rows, texts=2) if rows else "",
+        " ".join(filter(None, (counts, after))),
+    ]
     return [part for part in parts if part]
 
 
