@@ -1438,8 +1438,13 @@ def test_fedsdd_s_runs_with_other_settings_are_not_compared(tmp_path):
     assert verdict_of(text, "FedDF above FedAvg")[::2] == [OPEN, "no runs with equal settings"]
     # Only the seeds that both have.
     fedsdd_record(tmp_path, SCALED, "fed_prox", {"main": [33.0, 36.0, 9.0]}, seeds=(1, 2, 3))
-    shown = verdict_of(rendered(tmp_path), "FedProx above FedAvg")
+    fedsdd_record(tmp_path, SCALED, "scaffold", {"main": [14.0]}, seeds=(1,))
+    text = rendered(tmp_path)
+    shown = verdict_of(text, "FedProx above FedAvg")
     assert shown == [UNDECIDED, "+0.72", "-1.00 ± 1.31 ‡"]
+    # However large a difference of one seed is.
+    word, _, ours = verdict_of(text, "SCAFFOLD above FedAvg")
+    assert word == UNDECIDED and ours.startswith("-20.00 ±") and ours.endswith("‡")
 
 
 def test_fedsdd_s_tables_that_were_run_are_shown_with_their_neighbours(tmp_path):
