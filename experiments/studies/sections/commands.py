@@ -66,6 +66,8 @@ def _overrides(record: Record) -> tuple[str, ...]:
         "seeds": len(record.seeds),
         "rounds": record.full_rounds,
     }
+    # A switch that the config did not have when the record was made was off.
+    wanted = {name: False for name, value in present.items() if value is True} | wanted
     return tuple(
         f"--config.{name}={value}"
         for name, value in wanted.items()

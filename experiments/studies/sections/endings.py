@@ -31,6 +31,8 @@ def endings(
 ) -> list[str]:
     """The last sections of a page of these experiments, those that are not empty.
 
+    A short run whose full length there is too is only in the list of all runs.
+
     Args:
       records: all records.
       experiments: of the page.
@@ -43,8 +45,8 @@ def endings(
     too_short = [record for record in finished if is_short(record)]
     lacking = [r for r in too_short if (r.experiment, r.run) not in in_full]
     parts = []
-    if too_short:
-        shown = short or [table_of_settings(too_short)]
+    if lacking or (too_short and short):
+        shown = short or [table_of_settings(lacking)]
         parts += [f"## {TOO_SHORT}", *shown, *full_lengths(lacking)]
     several = [
         record

@@ -1423,11 +1423,19 @@ def test_fedsdd_s_first_runs_are_too_short_to_decide(tmp_path):
     """They had 12 rounds, as their config said then."""
     for run, accuracy in (("fed_avg", 30.0), ("fed_df", 33.0)):
         fedsdd_record(tmp_path, SCALED, run, {"main": [accuracy] * 3}, rounds=12)
-    for path in (tmp_path / SCALED).glob("*.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"full_rounds": 12}))
+    for path in list((tmp_path / SCALED).glob("*.json")):
+        content = json.loads(path.read_text()) | {"full_rounds": 12}
+        del content["config"]["data"]["division_per_seed"]
+        path.write_text(json.dumps(content))
+        path.rename(path.with_stem(f"{path.stem}-first"))
     text = rendered(tmp_path)
     assert verdict_of(text, "FedDF above FedAvg")[::2] == [OPEN, ""]
-    assert "33.00 ± 0.00 †" in section(text, "## Runs too short to decide")
+    short = section(text, "## Runs too short to decide")
+    assert "33.00 ± 0.00 †" in short and "--config.data.division_per_seed=False" in short
+    # Once there is the full length, only that is shown.
+    fedsdd_record(tmp_path, SCALED, "fed_df", {"main": [44.0] * 3})
+    short = section(rendered(tmp_path), "## Runs too short to decide")
+    assert "`fed_avg`" in short and "`fed_df`" not in short
 
 
 def test_fedsdd_s_runs_with_other_settings_are_not_compared(tmp_path):
