@@ -67,7 +67,9 @@ def _overrides(record: Record) -> tuple[str, ...]:
         "rounds": record.full_rounds,
     }
     # A switch that the config did not have when the record was made was off.
-    wanted = {name: False for name, value in present.items() if value is True} | wanted
+    recorded = flat(record.config)
+    switches = (name for name, value in present.items() if value is True and name not in recorded)
+    wanted |= dict.fromkeys(switches, False)
     return tuple(
         f"--config.{name}={value}"
         for name, value in wanted.items()
