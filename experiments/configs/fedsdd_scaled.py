@@ -10,6 +10,8 @@ division of the data, as in the paper:
         --config experiments/configs/fedsdd_scaled.py --config.seed=$seed \
         --workdir runs/fedsdd_scaled_$seed; done
 
+Only seed 0 needs `fed_avg_long`. Expected from our runs: FedAvg 53 %, FedSDD with R = 4 47 %.
+
 The question is which of the paper's orderings hold once FedAvg is past 80 % of its final accuracy. After
 twelve rounds, in earlier runs, it was not, and no ordering was found. Fixed before the runs: 60 rounds,
 seeds 0 to 2, each run once, and `fed_avg_long`, a FedAvg of 150 rounds with seed 0 alone, whose accuracy

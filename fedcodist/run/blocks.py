@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.inputs import Inputs
-from fedcodist.run.programs import Programs, own_devices, place_inputs, replicate
+from fedcodist.run.programs import Programs, on_host, own_devices, place_inputs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 
 PyTree = Any
@@ -103,9 +103,7 @@ def _streamed(
 
     def inputs_from(round: int) -> Iterator[Inputs]:
         def read(index: int) -> Inputs:
-            selections = [
-                jax.tree.map(np.asarray, programs.select(seed, index)) for seed in host_seeds
-            ]
+            selections = [on_host(programs.select(seed, index)) for seed in host_seeds]
             return stack_inputs([data.read(selection, devices, local) for selection in selections])
 
         return data.ahead(read, range(round, rounds))

@@ -75,17 +75,6 @@ def check_settings(experiment: Any) -> int:
     return every
 
 
-def _check_names_of_splits(experiment: Any) -> None:
-    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
-        names = getattr(experiment, argument)
-        check_names(argument, names)
-        if TRAINING in names:
-            raise ValueError(
-                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
-                "training."
-            )
-
-
 def check_storable(name: str, value: Any) -> None:
     """Raises ValueError or TypeError that names the argument unless JSON can hold the mapping."""
     if value is None:
@@ -100,3 +89,14 @@ def check_storable(name: str, value: Any) -> None:
             f"{name} must be finite numbers, text, True, False, None, or lists and dictionaries of "
             f"these: {error}."
         ) from None
+
+
+def _check_names_of_splits(experiment: Any) -> None:
+    for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
+        names = getattr(experiment, argument)
+        check_names(argument, names)
+        if TRAINING in names:
+            raise ValueError(
+                f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
+                "training."
+            )

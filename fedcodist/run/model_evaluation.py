@@ -16,8 +16,8 @@ from fedcodist.run.metrics_lines import over_clients
 from fedcodist.run.programs import Programs, on_host, replicate, replicate_data
 
 PyTree = Any
-OfSplits = dict[str, dict[str, dict[str, np.ndarray]]]  # split -> model -> metric -> [seeds, ...]
-EvaluateModels = Callable[[Trained, Mapping[str, EvaluationSplit]], OfSplits]
+_OfSplits = dict[str, dict[str, dict[str, np.ndarray]]]  # split -> model -> metric -> [seeds, ...]
+EvaluateModels = Callable[[Trained, Mapping[str, EvaluationSplit]], _OfSplits]
 
 
 def model_evaluation(
@@ -67,7 +67,7 @@ def model_evaluation(
                 evaluation.setdefault(split, {}).update(models)
         return evaluation
 
-    def evaluate(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> OfSplits:
+    def evaluate(trained: Trained, splits: Mapping[str, EvaluationSplit]) -> _OfSplits:
         evaluation = on_host(programs.evaluate(trained.state, splits)).unstacked
         if sampled:
             of_clients = personal_on_host if host_client_states else personal_on_device

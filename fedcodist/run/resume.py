@@ -23,6 +23,21 @@ from fedcodist.run.run_folder import RunFolder, RunFolderError
 PyTree = Any
 
 
+def check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
+    """Raises RunFolderError if processes were started differently, before they wait for each other."""
+    for value, what in (
+        ([config, plan], "config or execution plan"),
+        (identity, "experiment or data"),
+    ):
+        starts = from_all_processes(zlib.crc32(json.dumps(value, default=str).encode()) >> 1)
+        for process, start in enumerate(starts):
+            if start != starts[0]:
+                raise RunFolderError(
+                    f"process {process} was given another {what} than process 0: the "
+                    "same command must run on all machines."
+                )
+
+
 def start_or_resume(
     programs: Programs,
     seeds: jax.Array,
@@ -98,6 +113,10 @@ def whole_state_shapes(
     return (_shapes(state), of_clients, *((host_state.shapes(),) if host_state else ()))
 
 
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 def _check_start(start: PyTree, like: PyTree) -> None:
     given, expected = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (start, like))
     shapes = lambda leaves: {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
@@ -108,31 +127,6 @@ def _check_start(start: PyTree, like: PyTree) -> None:
                 f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
                 f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
             )
-
-
-def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
-    if damaged:
-        warnings.warn(
-            f"{damaged[0].parent}: {', '.join(path.name for path in damaged)} cannot be read as a "
-            "checkpoint and now lies in the folder 'damaged' there: training goes on from "
-            f"{f'round {saved.round}' if saved else 'the beginning'}.",
-            stacklevel=2,
-        )
-
-
-def check_same_run(config: Any, plan: Any, identity: Any = None) -> None:
-    """Raises RunFolderError if processes were started differently, before they wait for each other."""
-    for value, what in (
-        ([config, plan], "config or execution plan"),
-        (identity, "experiment or data"),
-    ):
-        starts = from_all_processes(zlib.crc32(json.dumps(value, default=str).encode()) >> 1)
-        for process, start in enumerate(starts):
-            if start != starts[0]:
-                raise RunFolderError(
-                    f"process {process} was given another {what} than process 0: the "
-                    "same command must run on all machines."
-                )
 
 
 def _check_same_round(round: int, folder: RunFolder) -> None:
@@ -146,5 +140,11 @@ def _check_same_round(round: int, folder: RunFolder) -> None:
             )
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+def _warn_of_damaged(damaged: Sequence[Path], saved: Checkpoint | None) -> None:
+    if damaged:
+        warnings.warn(
+            f"{damaged[0].parent}: {', '.join(path.name for path in damaged)} cannot be read as a "
+            "checkpoint and now lies in the folder 'damaged' there: training goes on from "
+            f"{f'round {saved.round}' if saved else 'the beginning'}.",
+            stacklevel=2,
+        )
