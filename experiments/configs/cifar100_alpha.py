@@ -5,7 +5,7 @@ and its distillation has no effect. A run is "alpha" or "alpha,schedule". Result
 docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_alpha.py \
-        --workdir runs/cifar100_alpha
+        --workdir runs/cifar100_alpha --config.seeds=3
 """
 
 from ml_collections import ConfigDict

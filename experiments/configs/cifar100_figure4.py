@@ -5,7 +5,7 @@ down to 600. The large model has 4,700 examples. Every set of images contains al
 paper 600 images are enough for a gain over FedAvg; our runs are in docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_figure4.py \
-        --workdir runs/cifar100_figure4
+        --workdir runs/cifar100_figure4 --config.seeds=3
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ The codistillation paper tunes it between 0.001 and 0.5 and does not show its ef
 "method,lambda"; both models get the same lambda. Results are in docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_interpolation.py \
-        --workdir runs/cifar100_interpolation
+        --workdir runs/cifar100_interpolation --config.seeds=3
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ The codistillation paper names the divergence, but not its direction. A run is "
 run of 300 rounds with one seed the direction made no difference (docs/results/codistillation.md).
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_kl_direction.py \
-        --workdir runs/cifar100_kl_direction
+        --workdir runs/cifar100_kl_direction --config.seeds=3
 """
 
 from ml_collections import ConfigDict

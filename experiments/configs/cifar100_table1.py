@@ -9,7 +9,7 @@ clients that can train the large model. A run is "method,examples" or "method,ex
     merged_codistillation    in_domain and cifar10
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
-        --only "*,4700*" --workdir runs/cifar100_table1
+        --only "*,4700*" --workdir runs/cifar100_table1 --config.seeds=3
 
 Settings were tuned on held-out clients: dropout and learning rates of clients and servers by
 cifar100_regularisation.py, the methods' own settings by cifar100_tuning.py.
