@@ -143,8 +143,9 @@ def common_seeds(one: Sample, other: Sample) -> list[tuple[float, float]]:
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Records with the same experiment, run and settings together."""
-    return _grouped(records, lambda record: [record.experiment, record.run, settings(record)])
+    """Records with the same experiment, run and settings together, of each group the newest first."""
+    alike = _grouped(records, lambda record: [record.experiment, record.run, settings(record)])
+    return [_newest_first(group) for group in alike]
 
 
 def curve(

@@ -25,10 +25,10 @@ HEADING = "Figure 4: number of unlabelled images"
 
 
 def figure_4(records: Sequence[Record], notes: Notes, plots: Plots, level: str) -> list[str]:
-    """Accuracies of these records by number of unlabelled images; nothing without runs of the figure."""
-    runs = recorded_runs(records, FIGURE_4)
-    if not runs:
+    """Accuracies by number of unlabelled images; nothing without finished runs of the figure."""
+    if not any(record.experiment == FIGURE_4 and record.finished for record in records):
         return []
+    runs = recorded_runs(records, FIGURE_4)
     few = {int(text) for run in runs if (text := run.split(",")[-1]).isdigit()}
     # Without unlabelled images the method is FedAvg, for both methods.
     rows = [["0 (FedAvg)", *[both_models(records, TABLE_1, "fed_avg,4700")] * len(CODISTILLATION)]]

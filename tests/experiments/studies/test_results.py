@@ -940,6 +940,26 @@ def test_figure_4_takes_all_images_from_table_1(tmp_path):
     assert "13500" not in text and "(unlabelled_images.png)" in text
 
 
+def test_figure_4_of_unfinished_runs_is_that_of_the_short_ones(tmp_path):
+    few = "periodic_codistillation,600"
+    record(tmp_path, few, {"small": 20.0}, experiment=FIGURE_4, rounds=300)
+    record(tmp_path, few, {"small": 25.0}, experiment=FIGURE_4, finished=False, date="2026-02")
+    text = text_of(tmp_path)
+    assert "\n## Figure 4" not in text
+    short = section(text, "### Figure 4: number of unlabelled images")
+    assert row(short, "600")[0][1].startswith("20.00")
+
+
+def test_a_seed_that_was_run_twice_counts_once_with_its_newest_run(tmp_path):
+    record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 20.0}, file="a")
+    settings = {"date": "2026-02", "seeds": (0, 1), "file": "b"}
+    record(tmp_path, "fed_avg,4700", {"small": [31.0, 33.0], "large": [21.0, 23.0]}, **settings)
+    record(tmp_path, "fed_avg,4700", {"small": 5.0}, training={"epochs": 2})
+    listed = section(text_of(tmp_path), "## Runs with several settings")
+    (cells,) = [cells for cells in row(listed, "`fed_avg,4700`") if "0, 1" in cells]
+    assert cells[2].startswith("32.00") and cells[3].startswith("22.00")
+
+
 def test_no_line_of_figure_4_joins_runs_of_different_lengths(tmp_path):
     for count in (600, 2500):
         run = f"periodic_codistillation,{count}"
