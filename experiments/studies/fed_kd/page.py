@@ -44,13 +44,14 @@ FED_AVG = Method("FedAvg, teacher's network", "fed_avg,teacher", STUDENT, "fed_a
 OF_STUDENT = Method("FedAvg, student's network", "fed_avg,student", STUDENT, "fed_avg")
 FED_KD = Method("FedKD", "fed_kd", TEACHERS)
 CENTRAL = Method("Centralised", CENTRALISED, TEACHERS)
+FML = Method("FML", "fml", TEACHERS, "fml")
 METHODS = (
     LOCAL,
     CENTRAL,
     FED_AVG,
     OF_STUDENT,
     FED_KD,
-    Method("FML", "fml", TEACHERS, "fml"),
+    FML,
     Method("FetchSGD", "fetch_sgd", STUDENT, "fetch_sgd"),
     Method("Federated Dropout", "fed_dropout", STUDENT, "fed_dropout"),
 )
@@ -73,7 +74,7 @@ PARTS = {
     f"fed_kd,{THROUGH_NORMALISER}": "with a gradient through the divisor",
 }
 # Not a part that is left out; the paper's formula has it, and the paper says nothing about it.
-NO_CLAIM = (FED_KD.run, LOCAL.run, f"fed_kd,{THROUGH_NORMALISER}")
+NO_CLAIM = (FED_KD.run, LOCAL.run, f"fed_kd,{THROUGH_NORMALISER}", FML.run)
 # As in the paper's figures.
 SWEEPS = {
     "start, up to 1": (
@@ -276,9 +277,9 @@ def _students(records: Sequence[Record], panel: Panel) -> list[str]:
 
 
 def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
-    """The effect of leaving out each loss; the paper's remarks are on teachers."""
+    """The effect of leaving out each loss, and FML's losses; the paper's remarks are on teachers."""
     rows = []
-    for run, text in PARTS.items():
+    for run, text in (*PARTS.items(), (FML.run, "FML's losses, with whole students")):
         both = [Method(text, run, model) for model in (TEACHERS, STUDENT)]
         base = [FED_KD._replace(model=model) for model in (TEACHERS, STUDENT)]
         differences = ["", "", ""]
@@ -287,11 +288,13 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
                 *(_difference(records, panel, *pair) for pair in zip(both, base, strict=True)),
                 "–" if run in NO_CLAIM[2:] else "below 0",
             ]
+        differences.insert(2, _difference(records, panel, both[1], OF_STUDENT))
         sent = _megabytes(_sample(records, panel, both[0]))
         cost = "–" if sent is None else f"{sent:,.2f}"
         rows.append([text, *_quality(records, panel, both[0]), cost, *differences])
     headings = ["Losses", f"teachers' {METRICS[panel.metric]}", "the student's", "MB"]
-    headings += ["teachers, to all losses", "student, to all losses", "paper (teachers)"]
+    headings += ["teachers, to all losses", "student, to all losses"]
+    headings += ["student, to FedAvg of its network", "paper (teachers)"]
     return [f"**Each loss left out, {panel.title}**", table(headings, rows)]
 
 

@@ -138,11 +138,15 @@ def test_each_loss_and_each_threshold_has_its_difference(tmp_path):
         ("fed_kd,no_mutual", 58.0, 50.0, 30),
         ("fed_kd,whole", 61.0, 66.0, 100),
         ("fed_kd,0.9-1", 57.0, 61.0, 25),
+        ("fml", 56.0, 64.0, 100),
+        ("fed_avg,student", 55.0, None, 100),
     ):
         write(tmp_path, run, student, teachers, sent=(sent * 50_000, sent * 50_000))
     text = render(tmp_path)[0].partition("## ADE corpus")[0]
     (without,) = row(text, "without predictions")
-    assert without[3:] == ["3.00", "-3.00 ± 0.00", "-1.00 ± 0.00", "below 0"]
+    assert without[3:] == ["3.00", "-3.00 ± 0.00", "-1.00 ± 0.00", "+4.00 ± 0.00", "below 0"]
+    (fml,) = row(text, "FML's losses, with whole students")
+    assert fml[3:] == ["100.00", "-1.00 ± 0.00", "-4.00 ± 0.00", "+1.00 ± 0.00", "–"]
     assert row(text, "the two task losses alone")[0][4:6] == ["-15.00 ± 0.00", "-2.00 ± 0.00"]
     start = row(text, "start, up to 1")
     assert [cells[1] for cells in start] == ["0.5", "0.8", "0.9", "0.95", "1"]
