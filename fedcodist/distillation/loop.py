@@ -43,6 +43,18 @@ KL = "kl"
 DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
 
 
+class Mixing(NamedTuple):
+    """What mixup draws for a batch, or for this device's part of it.
+
+    Attributes:
+      partners: int32 [part], positions in the whole batch of the examples that are mixed in.
+      coefficient: the share of the batch's own examples.
+    """
+
+    partners: jax.Array
+    coefficient: jax.Array
+
+
 class Distillation(NamedTuple):
     """How students are trained on unlabelled data.
 
@@ -172,10 +184,11 @@ def distillation_loop(
     # Devices must not use the same dropout for their parts, so dropout depends on their number.
     devices, device = this_device(axis_name)
     loss_of = divergence or divergence_of(settings)
+    batch_at = batches_of_steps(unlabelled, key, settings, axis_name)
 
     def step(carry: Training, index: jax.Array) -> tuple[Training, dict[str, jax.Array]]:
         variables, optimizer_states = carry
-        batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        batch, mask = batch_at(index)
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
@@ -435,19 +448,50 @@ def _part_of_batch(batch_size: int, axis_name: str | None) -> tuple[jax.Array, i
     return device * share, share
 
 
+def batches_of_steps(
+    unlabelled: Examples, key: jax.Array, settings: Distillation, axis_name: str | None
+) -> Callable[[jax.Array], tuple[dict[str, jax.Array], jax.Array]]:
+    """The function step's index -> `batch_of_step`; `key` is the distillation's.
+
+    It draws what mixup needs for all steps at once. The draws are loops of unknown length, and within a
+    step a GPU waits at each of their turns until the host has read whether there is another one.
+    """
+    step_key = lambda index: keys.derive(key, index)
+    drawn = None
+    if settings.mixup_beta > 0:
+        steps = jnp.arange(settings.steps)
+        drawn = jax.vmap(lambda index: mixing_of_step(step_key(index), settings, axis_name))(steps)
+
+    def batch_at(index: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        mixing = jax.tree.map(lambda leaf: leaf[index], drawn)
+        return batch_of_step(unlabelled, index, step_key(index), settings, axis_name, mixing)
+
+    return batch_at
+
+
+def mixing_of_step(key: jax.Array, settings: Distillation, axis_name: str | None) -> Mixing:
+    """Draws a step's partners and coefficient; `key` is the step's."""
+    # Partners come from the whole batch, not from this device's part of it.
+    positions, _ = _positions(settings.batch_size, axis_name)
+    return Mixing(
+        permuted_positions(keys.derive(key, "partner"), positions, settings.batch_size),
+        augmentation.mixup_coefficient(keys.derive(key, "mixup"), settings.mixup_beta),
+    )
+
+
 def batch_of_step(
     unlabelled: Examples,
     index: jax.Array,
     key: jax.Array,
     settings: Distillation,
     axis_name: str | None,
+    mixing: Mixing | None = None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """This device's part of a step's batch, preprocessed and mixed, and its mask [part]."""
-    size = settings.batch_size
-    first, share = _part_of_batch(size, axis_name)
-    positions = first + jnp.arange(share)
-    mask = (positions < size).astype(jnp.float32)
-    positions = jnp.minimum(positions, size - 1)
+    """This device's part of a step's batch, preprocessed and mixed, and its mask [part].
+
+    Without `mixing`, mixup draws it from the step's key.
+    """
+    positions, mask = _positions(settings.batch_size, axis_name)
 
     def part(positions: jax.Array) -> dict[str, jax.Array]:
         indices, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
@@ -464,15 +508,21 @@ def batch_of_step(
                 f"distillation.mixup_beta must be 0 for {settings.inputs!r}, which are "
                 f"{batch[settings.inputs].dtype} and cannot be mixed, got {settings.mixup_beta}."
             )
-        # Partners come from the whole batch, not from this device's part of it.
-        partners = permuted_positions(keys.derive(key, "partner"), positions, size)
-        coefficient = augmentation.mixup_coefficient(
-            keys.derive(key, "mixup"), settings.mixup_beta
-        ).astype(batch[settings.inputs].dtype)
+        if mixing is None:
+            mixing = mixing_of_step(key, settings, axis_name)
+        partners, coefficient = mixing
+        coefficient = coefficient.astype(batch[settings.inputs].dtype)
         partner = part(partners)
         mixed = augmentation.mixup(batch[settings.inputs], partner[settings.inputs], coefficient)
         if LABEL in batch:
-            own_share = jnp.full(share, coefficient)
+            own_share = jnp.full(len(mask), coefficient)
             batch = {**batch, PARTNER_LABEL: partner[LABEL], OWN_SHARE: own_share}
         batch = {**batch, settings.inputs: mixed}
     return batch, mask
+
+
+def _positions(batch_size: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+    """Positions of this device's part in a batch, the last one for padding, and its mask, [part]."""
+    first, share = _part_of_batch(batch_size, axis_name)
+    positions = first + jnp.arange(share)
+    return jnp.minimum(positions, batch_size - 1), (positions < batch_size).astype(jnp.float32)

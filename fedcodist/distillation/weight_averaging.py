@@ -15,7 +15,7 @@ from fedcodist.distillation.loop import (
     Distilled,
     Training,
     agree_on_mutable,
-    batch_of_step,
+    batches_of_steps,
     distillation_loop,
 )
 
@@ -98,13 +98,14 @@ def distill_averaged(
         summed_step, (start, nothing), jnp.arange(settings.steps)
     )
     params = jax.tree.map(lambda leaf: leaf / count, total)
+    batch_at = batches_of_steps(unlabelled, key, settings, axis_name)
     # Devices must not use the same dropout for their parts, as in the steps.
     _, device = this_device(axis_name)
 
     def update_statistics(
         mutable: dict[str, PyTree], index: jax.Array
     ) -> tuple[dict[str, PyTree], None]:
-        batch, mask = batch_of_step(unlabelled, index, keys.derive(key, index), settings, axis_name)
+        batch, mask = batch_at(index)
         for name in students:
             _, new = models[name].apply(
                 Variables(params[name], mutable[name]),

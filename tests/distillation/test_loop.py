@@ -13,12 +13,14 @@ from jax.sharding import Mesh, PartitionSpec
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.pools.codistillation import codistillation_target
+from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.distillation.loop import (
     Distillation,
     batch_of_step,
+    batches_of_steps,
     distill,
     kl_divergence,
 )
@@ -392,6 +394,49 @@ def _distilled_outputs(outputs, **settings):
         {"a": 0.1},
         Distillation(STEPS, BATCH, mixup_beta=0)._replace(**settings),
     )
+
+
+def _equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _equations(inner)
+
+
+def test_steps_have_no_loop_whose_length_is_unknown():
+    """At each turn of such a loop a GPU waits for the host."""
+    dense = lambda variables, batch: batch["image"] @ jnp.ones((6, 3)) + variables.params[0]
+    model = MODEL._replace(apply=lambda *inputs, **_: (dense(*inputs), {}))
+    start = {"a": Variables((jnp.zeros(3),), {})}
+
+    def mixed():
+        settings_ = Distillation(STEPS, BATCH, mixup_beta=2.0)
+        teachers = {"a": as_teacher(model, start["a"])}
+        target = lambda student, logits: jax.nn.softmax(logits["a"])
+        return distill(
+            {"a": model}, start, teachers, target, _unlabelled(), KEY, {"a": 0.1}, settings_
+        )
+
+    everything = list(_equations(jax.make_jaxpr(mixed)().jaxpr))
+    assert any(equation.primitive.name == "while" for equation in everything)  # the draws
+    (steps,) = (e for e in everything if e.primitive.name == "scan" and e.params["length"] == STEPS)
+    inside = {each.primitive.name for each in _equations(steps.params["jaxpr"].jaxpr)}
+    assert "while" not in inside and "dot_general" in inside
+
+
+@given(SEEDS)
+@settings(max_examples=10)
+def test_what_mixup_draws_at_once_is_what_each_step_would_draw(seed):
+    settings_ = Distillation(STEPS, BATCH, mixup_beta=2.0)
+    key = jax.random.key(seed)
+    at_once = batches_of_steps(_unlabelled(), key, settings_, None)
+    for index in range(STEPS):
+        own = batch_of_step(_unlabelled(), index, keys.derive(key, index), settings_, None)
+        jax.tree.map(np.testing.assert_array_equal, at_once(index), own)
 
 
 def test_logits_of_every_position_are_no_logits():
