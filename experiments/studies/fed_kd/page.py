@@ -217,19 +217,20 @@ def _by_more_clients(records: Sequence[Record]) -> list[float]:
 
 
 def _methods(records: Sequence[Record], panel: Panel) -> str:
-    whole = _megabytes(_sample(records, panel, FED_AVG))
     rows = []
     for method in METHODS:
         if panel.run(method.run) not in planned(panel.experiment):
             continue
         shown = _sample(records, panel, method)
+        # Bytes of other numbers of rounds are not compared.
+        whole = _comparable(records, panel, FED_AVG, (method, shown)) if shown else None
         sent = 0.0 if shown and method == LOCAL else _megabytes(shown)
         if method == CENTRAL:
             sent = None  # its data are sent
         difference = "" if method == FED_AVG else _difference(records, panel, method, FED_AVG)
         quality = _quality(records, panel, method)
         seeds = listed(shown.seeds) if shown else ""
-        rows.append([method.name, *quality, *_cost(sent, whole), difference, seeds])
+        rows.append([method.name, *quality, *_cost(sent, _megabytes(whole)), difference, seeds])
     headings = ["Method", METRICS[panel.metric], "the student's", "MB", "of FedAvg's"]
     return table([*headings, "to FedAvg, teacher's network", "Seeds"], rows)
 
@@ -387,12 +388,15 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
     panels: dict[str, dict[str, Cost]] = {}
     levels = {}
     for panel in PANELS:
-        if local := _sample(records, panel, LOCAL):
-            levels[panel.title] = local.mean
+        main = _sample(records, panel, FED_KD)
         costs = {}
         for method in METHODS:
             shown = _sample(records, panel, method)
-            if method not in (LOCAL, CENTRAL) and shown and (sent := _megabytes(shown)):
+            if not shown or (main and not _are_comparable((FED_KD, main), (method, shown))):
+                continue
+            if method == LOCAL:
+                levels[panel.title] = shown.mean
+            elif method != CENTRAL and (sent := _megabytes(shown)):
                 # FedAvg has two points, one for each network.
                 is_second = "student" in method.run
                 cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
@@ -456,6 +460,14 @@ def _differences(
     are_equal = equal_but(ours, other, VARYING) and _are_comparable((plus, ours), (minus, other))
     pairs = common_seeds(ours, other) if are_equal else []
     return [a - b for a, b in pairs] or OTHER_SETTINGS
+
+
+def _comparable(
+    records: Sequence[Record], panel: Panel, method: Method, other: tuple[Method, Sample]
+) -> Sample | None:
+    """The method's sample, unless it is not comparable with the other one."""
+    shown = _sample(records, panel, method)
+    return shown if shown and _are_comparable((method, shown), other) else None
 
 
 def _are_comparable(*sides: tuple[Method, Sample]) -> bool:

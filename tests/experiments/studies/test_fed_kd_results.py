@@ -318,3 +318,16 @@ def test_malformed_bytes_spectra_and_data_are_one_line(tmp_path, change, fault):
     with pytest.raises(ValueError, match=f"is not a record: {fault}") as error:
         load_records(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_costs_of_other_numbers_of_rounds_are_not_compared(tmp_path):
+    write(tmp_path, "fed_avg,teacher_16", 70.0, sent=(600_000, 400_000))
+    write(tmp_path, "fed_kd_16", 62.0, 69.0, sent=(60_000, 40_000))
+    write(tmp_path, "fml_16", 61.0, 68.0, sent=(300_000, 200_000), rounds=10, full_rounds=10)
+    write(tmp_path, "fed_kd,no_mutual_16", 61.0, 60.0, rounds=10, full_rounds=10)
+    text, plots = render(tmp_path)
+    assert row(text, "FedKD")[0][3:6] == ["4.00", "10.0 %", "-1.00 ± 0.00"]
+    assert row(text, "FML")[0][3:6] == ["5.00", "–", "no runs with equal settings"]
+    (axis,) = plots["fed_kd.png"]().axes
+    drawn = axis.get_legend_handles_labels()[1]
+    assert "FedKD" in drawn and "FML" not in drawn and "Local" not in drawn
