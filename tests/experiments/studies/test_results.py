@@ -770,6 +770,11 @@ def test_short_runs_have_the_spread_over_seeds_of_runs_of_full_length(tmp_path):
     whole_table(tmp_path, change=lambda run, model, accuracy: accuracy + len(run) / 10)
     for run, small in ((PERIODIC, 21.0), ("fed_avg,4700", 20.0)):
         record(tmp_path, run, {"small": small, "large": 20.0}, rounds=300)
+    assert "## Runs too short to decide" not in text_of(tmp_path)  # all cells have full length
+    lacking = "merged_codistillation,6300,cifar10"
+    for path in (tmp_path / TABLE).glob(f"{lacking.replace(',', '-')}*"):
+        path.unlink()
+    record(tmp_path, lacking, {"small": 20.0, "large": 20.0}, rounds=300)
     end = section(text_of(tmp_path), "## Runs too short to decide")
     (gains,) = [cells for cells in row(end, "PeriodicCodist | 4,700 | small") if cells[-3] != ""]
     binomial = math.sqrt((0.21 * 0.79 + 0.2 * 0.8) / 1e4)
