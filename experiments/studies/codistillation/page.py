@@ -57,19 +57,17 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     short = [record for record in records if is_short(record) and record.finished]
     in_full = {record.run for record in full if record.experiment == TABLE_1 and record.finished}
     of_table_1 = [record for record in short if record.experiment == TABLE_1]
-    of_short: list[str] = []
     # Cells that have their full length decide by it; other tables compare with short ones.
     lacks_cells = any(record.run not in in_full for record in of_table_1)
-    if lacks_cells:
-        of_short += table_1(short, notes, "###", records)
-    of_short += [*_all_but_table_1(short, notes, plots, "###"), *short_differences(records)]
+    of_short = [
+        *(table_1(short, notes, "###", records) if lacks_cells else ()),
+        *_all_but_table_1(short, notes, plots, "###"),
+        *short_differences(records),
+    ]
     if lacks_cells:
         of_short += ["### Runs of Table 1 by their settings", table_of_settings(of_table_1)]
-    if any(of_short):
-        of_short.insert(0, notes["Short runs"])
-    else:
-        of_short = []
-    parts += endings(records, EXPERIMENTS, of_short, notes["Not run"])
+    shown = [notes["Short runs"], *of_short] if any(of_short) else []
+    parts += endings(records, EXPERIMENTS, shown, notes["Not run"])
     return Page(
         "codistillation",
         "Codistillation of models of several sizes",

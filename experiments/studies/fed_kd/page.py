@@ -73,7 +73,7 @@ PARTS = {
     "fed_kd,no_mutual": "the two task losses alone",
     f"fed_kd,{THROUGH_NORMALISER}": "with a gradient through the divisor",
 }
-# Not a part that is left out; the paper's formula has it, and the paper says nothing about it.
+# The paper says of none of these that teachers are worse; its formula has the divisor's gradient.
 NO_CLAIM = (FED_KD.run, LOCAL.run, f"fed_kd,{THROUGH_NORMALISER}", FML.run)
 # As in the paper's figures.
 SWEEPS = {
@@ -401,7 +401,7 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
                 is_second = "student" in method.run
                 cost = Cost(method.style, sent, shown.mean, shown.deviation, is_second)
                 costs[method.name] = cost
-        if costs:
+        if len(costs) > 1:  # one method alone is compared with nothing
             panels[panel.title] = costs
     if not panels:
         return []

@@ -331,3 +331,5 @@ def test_costs_of_other_numbers_of_rounds_are_not_compared(tmp_path):
     (axis,) = plots["fed_kd.png"]().axes
     drawn = axis.get_legend_handles_labels()[1]
     assert "FedKD" in drawn and "FML" not in drawn and "Local" not in drawn
+    (tmp_path / CIFAR / "fed_avg,teacher_16.json").unlink()
+    assert "fed_kd.png" not in render(tmp_path)[1]  # FedKD alone
