@@ -19,6 +19,11 @@ def large_both(num_classes: int) -> cnn.CNN:
     return cnn.large_cnn(classes=num_classes, dropout=DROPOUT["both"])
 
 
+def large_32_both(num_classes: int) -> cnn.CNN:
+    """The large network for images of 32x32, with dropout in both places."""
+    return cnn.large_cnn(input_size=32, classes=num_classes, dropout=DROPOUT["both"])
+
+
 def small_flat(num_classes: int) -> cnn.CNN:
     """The small network with dropout after flattening."""
     return cnn.small_cnn(classes=num_classes, dropout=DROPOUT["flat"])
