@@ -2,9 +2,9 @@ r"""FedAvg of the large model with other readings of the codistillation paper's 
 
 The paper does not state its crop, nor which of two networks with its number of parameters it ran. A run
 is "crop,augmentation". Crops are 24x24, or 32x32 of the image padded by 4 pixels, with the network of
-that size. They are drawn for each image, or once for a batch as in FedJAX. The rest is FedAvg of Table 1:
-1,500 rounds, dropout in both places, and its learning rates, which were tuned for 24x24. "24,per_image"
-is Table 1's run. Results are in docs/results/codistillation.md.
+that size. They are drawn for each image, or once for a batch as in FedJAX. The rest is FedAvg of
+Table 1: 1,500 rounds, dropout in both places, and its learning rates, which were tuned for 24x24.
+"24,per_image" is Table 1's run. Results are in docs/results/codistillation.md.
 
 The rule was fixed before the runs at full length. "32,per_batch", FedJAX's own preprocessing, is run
 once, with seed 0; "24,per_batch" after it if there is time. The question is whether the large model
