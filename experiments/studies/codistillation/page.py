@@ -54,8 +54,11 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
         *_all_but_table_1(full, notes, plots, "##"),
         *verdict_details(records, notes),
     ]
-    short = [record for record in records if is_short(record) and record.finished]
-    in_full = {record.run for record in full if record.experiment == TABLE_1 and record.finished}
+    finished = [record for record in full if record.finished]
+    decided = {record.experiment for record in finished} - {TABLE_1}
+    # Another table has short runs only as long as it has none of full length.
+    short = [r for r in records if is_short(r) and r.finished and r.experiment not in decided]
+    in_full = {record.run for record in finished if record.experiment == TABLE_1}
     of_table_1 = [record for record in short if record.experiment == TABLE_1]
     # Cells that have their full length decide by it; other tables compare with short ones.
     lacks_cells = any(record.run not in in_full for record in of_table_1)

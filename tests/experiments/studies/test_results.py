@@ -955,6 +955,19 @@ def test_figure_4_of_unfinished_runs_is_that_of_the_short_ones(tmp_path):
     assert row(short, "600")[0][1].startswith("20.00")
 
 
+def test_a_table_with_a_run_of_full_length_has_no_short_ones(tmp_path):
+    for crop in ("24,per_image", "32,per_image"):
+        record(tmp_path, crop, {"large": 20.0}, experiment="cifar100_preprocessing", rounds=300)
+    few = "periodic_codistillation,600"
+    record(tmp_path, few, {"small": 25.0}, experiment=FIGURE_4, rounds=300)
+    heading = "Preprocessing of the images"
+    assert len(row(section(text_of(tmp_path), f"### {heading}"), "`24,per_image`")) == 1
+    record(tmp_path, "32,per_batch", {"large": 30.0}, experiment="cifar100_preprocessing")
+    text = text_of(tmp_path)
+    assert row(section(text, f"## {heading}"), "`32,per_batch`")[0][2] == "30.00"
+    assert f"### {heading}" not in text and "20.00 †" not in text and "25.00 †" in text
+
+
 def test_a_seed_that_was_run_twice_counts_once_with_its_newest_run(tmp_path):
     record(tmp_path, "fed_avg,4700", {"small": 30.0, "large": 20.0}, file="a")
     settings = {"date": "2026-02", "seeds": (0, 1), "file": "b"}
