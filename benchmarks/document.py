@@ -51,7 +51,8 @@ anything has become slower. This command compares a single program with ours:
   the examples in the same order, and writes down the result.
 - Each program first tries several divisions of the cores into processes and threads, and continues
   with its fastest. Then the programs take turns, each time in new processes. Figures are medians
-  over turns, with the smallest and the largest value in brackets.
+  over turns, with the smallest and the largest value in brackets. A time to the result without
+  brackets is of one turn.
 - **Ratios** are a program's seconds divided by ours in the same turn. If a ratio is above 1, we are
   faster.
 - **Warm-up** is how much longer the rounds before the timed rounds took than timed rounds do. Most
@@ -61,10 +62,14 @@ anything has become slower. This command compares a single program with ours:
 """
 NOTHING = "Nothing was measured yet."
 PLOTS = Path("docs/benchmarks")  # beside the page
+_MHD = (
+    "Multi-Headed Distillation, 100 steps (a round) of clients on a complete graph, 64 private and 64 "
+    "public images a step:"
+)
 DESCRIPTIONS = {
     "cnn_small": "FedAvg, the codistillation paper's small CNN (109,348 parameters) on 24x24 images; "
     "20 clients of 100 images.",
-    "cnn_large": "The same with its large CNN (410,084 parameters).",
+    "cnn_large": "cnn_small with the paper's large CNN (410,084 parameters).",
     "private": "cnn_small with user-level differential privacy: clients have equal weights, their "
     "updates are clipped to a norm that about half of them exceed in the first round, and the sum of "
     "updates gets Gaussian noise.",
@@ -77,31 +82,31 @@ DESCRIPTIONS = {
     "Stack Overflow model: 20 clients of 100 to 988 sentences (396 in the mean) of up to 20 of 10,004 "
     "tokens, 20 sentences a step; random words, as many in a sentence as on Stack Overflow in the mean. "
     "All programs get sentences filled up with padding, of which ours alone computes no logits.",
-    "lstm_large": "The same with its large LSTM (4,278,644 parameters).",
+    "lstm_large": "lstm_small with the paper's large LSTM (4,278,644 parameters).",
     "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
     "steps of distillation of 128 images; both models are evaluated on every batch.",
-    "periodic": "PeriodicCodist, the same with 200 steps, in every round.",
+    "periodic": "PeriodicCodist, merged's models and clients, with 200 steps of distillation in every round.",
     "fed_sdd": "FedSDD, four ResNet-20 (K = 4, R = 1) with two clients of 100 images each, then 8 steps "
     "of distillation of 128 images from all four into the first.",
     "fed_md": "FedMD, a round of collaboration of ten parties with the paper's ten networks, a quarter "
     "as wide, on 32x32 images, without dropout: logits of 1,024 public images, then 8 steps of digest "
     "of 128 images and 5 of revisit of 20 private ones.",
-    "mhd": "Multi-Headed Distillation, 100 steps (a round) of eight clients on a complete graph: the "
-    "codistillation paper's small CNN with three auxiliary heads, 64 private and 64 public images a "
-    "step, one teacher from a pool of eight checkpoints.",
-    "mhd_digits": "The same with a network of 4,810 parameters and three heads on 8x8 images.",
-    "mhd_64": "The same with 64 such clients, pools of 64 checkpoints.",
+    "mhd": f"{_MHD} the codistillation paper's small CNN with three auxiliary heads, eight clients, one "
+    "teacher from a pool of eight checkpoints.",
+    "mhd_digits": f"{_MHD} a network of 4,810 parameters with three auxiliary heads on 8x8 images, eight "
+    "clients, one teacher from a pool of eight checkpoints.",
+    "mhd_64": f"{_MHD} mhd_digits' network, 64 clients, one teacher from a pool of 64 checkpoints.",
     "fed_kd": "FedKD, four clients of 100 images: the codistillation paper's large CNN as teacher, its "
     "small one as student, five steps of 20 images with adaptive weights and hidden states through "
     "learned maps; students' changes by exact SVD both ways.",
     "htfl_local_only": "Eight clients of 100 images 32x32 with four networks, two each: HtFLlib's CNN "
     "(878,538 parameters) and its ResNet-4, ResNet-6 and ResNet-8 (88,650 to 1,237,834), embeddings of "
     "512; ten steps of ten images, SGD. Local training alone.",
-    "htfl_fd": "The same clients with FD: mean logits of each label.",
-    "htfl_fml": "The same clients with FML: each trains a copy of a shared CNN besides.",
-    "htfl_fed_kd_parties": "The same clients with FedKD: each is the teacher of a copy of a shared CNN.",
-    "htfl_lg_fed_avg": "The same clients with LG-FedAvg: the mean of their heads.",
-    "htfl_fed_proto": "The same clients with FedProto: mean embeddings of each label.",
+    "htfl_fd": "htfl_local_only's clients with FD: mean logits of each label.",
+    "htfl_fml": "htfl_local_only's clients with FML: each trains a copy of a shared CNN besides.",
+    "htfl_fed_kd_parties": "htfl_local_only's clients with FedKD: each is the teacher of a copy of a shared CNN.",
+    "htfl_lg_fed_avg": "htfl_local_only's clients with LG-FedAvg: the mean of their heads.",
+    "htfl_fed_proto": "htfl_local_only's clients with FedProto: mean embeddings of each label.",
 }
 
 
