@@ -85,7 +85,8 @@ DESCRIPTIONS = {
     "lstm_large": "lstm_small with the paper's large LSTM (4,278,644 parameters).",
     "merged": "MergedCodist, the small and the large CNN; 20 clients of 100 images for each, then 32 "
     "steps of distillation of 128 images; both models are evaluated on every batch.",
-    "periodic": "PeriodicCodist, merged's models and clients, with 200 steps of distillation in every round.",
+    "periodic": "PeriodicCodist, merged's models and clients, with 200 steps of distillation in every "
+    "round.",
     "fed_sdd": "FedSDD, four ResNet-20 (K = 4, R = 1) with two clients of 100 images each, then 8 steps "
     "of distillation of 128 images from all four into the first.",
     "fed_md": "FedMD, a round of collaboration of ten parties with the paper's ten networks, a quarter "
@@ -93,8 +94,8 @@ DESCRIPTIONS = {
     "of 128 images and 5 of revisit of 20 private ones.",
     "mhd": f"{_MHD} the codistillation paper's small CNN with three auxiliary heads, eight clients, one "
     "teacher from a pool of eight checkpoints.",
-    "mhd_digits": f"{_MHD} a network of 4,810 parameters with three auxiliary heads on 8x8 images, eight "
-    "clients, one teacher from a pool of eight checkpoints.",
+    "mhd_digits": f"{_MHD} a network of 4,810 parameters with three auxiliary heads on 8x8 images, "
+    "eight clients, one teacher from a pool of eight checkpoints.",
     "mhd_64": f"{_MHD} mhd_digits' network, 64 clients, one teacher from a pool of 64 checkpoints.",
     "fed_kd": "FedKD, four clients of 100 images: the codistillation paper's large CNN as teacher, its "
     "small one as student, five steps of 20 images with adaptive weights and hidden states through "
@@ -104,7 +105,8 @@ DESCRIPTIONS = {
     "512; ten steps of ten images, SGD. Local training alone.",
     "htfl_fd": "htfl_local_only's clients with FD: mean logits of each label.",
     "htfl_fml": "htfl_local_only's clients with FML: each trains a copy of a shared CNN besides.",
-    "htfl_fed_kd_parties": "htfl_local_only's clients with FedKD: each is the teacher of a copy of a shared CNN.",
+    "htfl_fed_kd_parties": "htfl_local_only's clients with FedKD: each is the teacher of a copy of a "
+    "shared CNN.",
     "htfl_lg_fed_avg": "htfl_local_only's clients with LG-FedAvg: the mean of their heads.",
     "htfl_fed_proto": "htfl_local_only's clients with FedProto: mean embeddings of each label.",
 }
