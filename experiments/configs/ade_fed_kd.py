@@ -8,11 +8,12 @@ r"""FedKD on sentences with and without adverse drug effects, at a size for a CP
         --metric f_score --config.data.encoder=runs/ade_encoder.safetensors
 
 The paper has the same task on tweets. There, 8 % of the tweets describe an effect, here a fifth of the
-sentences do. As there, these are shown twice. The runs are those of cifar_fed_kd.py, which explains
-them, for four clients: the teachers of `fed_kd,no_mutual` are the paper's "Local", `centralised` has its
-"Cen", `fed_avg,teacher` is its "Fed", and `fed_avg,student` is a small model alone. Results are in
-docs/results/fed_kd.md: mutual learning does not help there, and SVD halves the bytes. Those with two
-seeds are older, and no sentence is repeated in them.
+sentences do. These are shown twice, as the paper does it for language models; its other networks see
+them nine times. The runs are those of cifar_fed_kd.py, which explains them, for four clients: the
+teachers of `fed_kd,no_mutual` are the paper's "Local", `centralised` has its "Cen", `fed_avg,teacher` is
+its "Fed", and `fed_avg,student` is a small model alone. Results are in docs/results/fed_kd.md: mutual
+learning does not help there, and SVD halves the bytes. Those with two seeds are older, and no sentence
+is repeated in them.
 
 The teacher is an encoder of four layers of width 128, the student one of two layers. Both start from the
 file's first layers. `fed_kd,smaller` has a student of one layer. `fed_kd,text_cnn` has the network of

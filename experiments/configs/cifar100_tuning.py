@@ -32,7 +32,7 @@ def get_config(study: str = "merged_codistillation") -> ConfigDict:
     config = cifar100_table1.get_config(f"{study},4700,in_domain")
     config.name = "cifar100_tuning"
     config.run = study
-    # As in 1,500 rounds there are seven codistillations, the last one before a tenth of the rounds.
+    # As in 1,500 rounds there are seven codistillations, the last one about a fifteenth before the end.
     config.algorithm.period = round(config.algorithm.period * ROUNDS / config.rounds)
     config.rounds = config.full_rounds = ROUNDS
     config.algorithm.alpha = 0.86

@@ -21,9 +21,10 @@ private training in the rounds from that of collaboration. The other runs are `n
 
 After 50 epochs of private training the weak parties still predict public classes only, so the others
 learn from parties who know nothing of the private ones. With `private_epochs,500` at the end, weak
-parties have learned their private classes before the first round; the run `private_epochs,500` is the
-one to compare with. docs/results/fed_md.md has the results: collaboration helps nearly every party, but
-most of the gain comes from a party's own training in the rounds.
+parties predict private classes before the first round, about as well as a guess; the run
+`private_epochs,500` is the one to compare with. docs/results/fed_md.md has the results: collaboration
+helps nearly every party, but 40 % (`non_iid`) and 80 % (`iid`) of the gain come from a party's own
+training in the rounds.
 """
 
 from collections.abc import Mapping

@@ -22,9 +22,10 @@ HtFLlib clips gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. 
 clipped. The number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
-rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 5 to 8
-minutes on one core, and those of FedTGP and FedKD up to 20. Accuracies are far below the paper's, so
-only differences between methods can be compared. docs/results/heterogeneous.md lists the runs.
+rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 4 to
+14 minutes on one core, and those of FedKD and FedTGP up to 20 and 40. Accuracies are far below the
+paper's, so only differences between methods can be compared. docs/results/heterogeneous.md lists the
+runs.
 """
 
 from typing import Any

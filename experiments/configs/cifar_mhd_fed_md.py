@@ -57,8 +57,9 @@ def get_config(run: str = "mhd") -> ConfigDict:
     if run == "mhd":
         config.algorithm.head_weight = cifar100_mhd.HEAD_WEIGHT  # chosen on held-out images there
         config.algorithm.public_batch_size = 32
-    # A party has 60 images. At a rate of 0.03 some of the ten networks diverge on all examples, public
-    # ones included. Their loss after 250 steps is smallest at 0.003 (of rates from 0.001 to 0.01).
+    # A party has 60 images. At a rate of 0.03 some of the ten networks diverged in the first version of
+    # the bound, which had public images too. Their loss after 250 steps is smallest at 0.003 (of rates
+    # from 0.001 to 0.01).
     config.training = dict(learning_rate=0.003, momentum=0.9, batch_size=32, steps=25)
     # Curves are of test images, as cifar_fed_md.py's; nothing is chosen by them.
     config.evaluation = dict(

@@ -47,7 +47,7 @@ def get_config(run: str = "fed_sdd_r4") -> ConfigDict:
     config.seeds = 1
     config.data.division_per_seed = True
     config.data.unlabelled_folder = "data/cifar100"  # 31,500 of the paper's 50,000 images
-    config.data.update(crop=24, padding=0)  # paper: 32 and 4
+    config.data.update(crop=24, padding=0)  # fedsdd_table2.py: 32 and 4
     config.training.epochs = 2  # paper: 40
     config.training.batch_size = 32  # paper: 64
     config.pools.main.model = "cnn_small_10"  # paper: ResNet-20

@@ -4,8 +4,9 @@ r"""FedKD on scikit-learn's handwritten digits, with four clients as in its pape
 
 The teacher has 17,226 parameters and the student 2,410. FedKD is compared with FedAvg of either network,
 and with variants of itself: students sent without compression, one loss left out, and gradients
-exchanged after every batch. The clients' teachers and their shared student are evaluated. Learning rates
-are not tuned. docs/results/fed_kd.md has results of the same comparison on CIFAR-10 and ADE.
+exchanged after every batch, with fewer steps than the others have. The clients' teachers and their
+shared student are evaluated. Learning rates are not tuned. docs/results/fed_kd.md has results of most of
+these on CIFAR-10 and ADE.
 """
 
 from ml_collections import ConfigDict

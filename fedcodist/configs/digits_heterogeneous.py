@@ -9,8 +9,8 @@ Nothing is trained before the first round.
 
     fedcodist compare digits_heterogeneous
 
-A run of three seeds takes about a minute. Training alone reaches 92.5 % of all test examples, and no
-method is better by an interval above zero (docs/results/heterogeneous.md).
+A run of three seeds takes one to four minutes. Training alone reaches 92.5 % of all test examples,
+and no method is better by an interval above zero (docs/results/heterogeneous.md).
 """
 
 from ml_collections import ConfigDict

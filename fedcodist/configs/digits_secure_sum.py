@@ -2,8 +2,8 @@
 
     fedcodist compare digits_secure_sum
 
-A run is a method, without or with a secure sum of its clients' messages. The last run has 16 bits in
-place of 32. docs/secure_sums.md explains the protocol.
+A run is a method, without or with a secure sum of its clients' messages. The run
+`fed_avg,secure_16` has 16 bits in place of 32. docs/secure_sums.md explains the protocol.
 """
 
 from ml_collections import ConfigDict
