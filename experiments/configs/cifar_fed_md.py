@@ -7,8 +7,9 @@ same rounds have no digest. Two more endings follow `,table_2,half`: `,digest_4`
 digest in place of one, and `,low_weights` has half of the weight for models 0 and 9, whose weights are
 lower in the paper too. It does not say by how much. Both ask how far the parties' gain depends on this
 choice; one seed, about ten minutes each after the public training. Settings are the released code's,
-with two differences. Early stopping uses held-out public images instead of test data. Images are those
-of `train` in the prepared folders; docs/results/fed_md.md has their numbers and our results. The paper's
+with two differences. Public training stops early by held-out public images, and the other training
+before the rounds has all its epochs; the code stops all of it early by test data. Images are those of
+`train` in the prepared folders; docs/results/fed_md.md has their numbers and our results. The paper's
 bounds with all examples in one place are 56.5 % and 82.6 %.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md.py \

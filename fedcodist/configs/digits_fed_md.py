@@ -32,7 +32,8 @@ def get_config() -> ConfigDict:
         digest_batch_size=64,  # 128 or 256
     )
     config.phases = defaults.phases(
-        evaluate_every=5, public=dict(epochs=20, batch_size=32, patience=3, min_delta=0.005)
+        evaluate_every=5,
+        public=dict(epochs=20, batch_size=32, patience=3, min_delta=0.005),  # batches of 128
     )
     config.evaluation = defaults.evaluation(1, 10)
     config.execution = defaults.plain_execution(processes=1)
