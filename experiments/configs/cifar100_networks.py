@@ -29,6 +29,11 @@ def small_flat(num_classes: int) -> cnn.CNN:
     return cnn.small_cnn(classes=num_classes, dropout=DROPOUT["flat"])
 
 
+def small_32_flat(num_classes: int) -> cnn.CNN:
+    """The small network for images of 32x32, with dropout after flattening."""
+    return cnn.small_cnn(input_size=32, classes=num_classes, dropout=DROPOUT["flat"])
+
+
 def small_both(num_classes: int) -> cnn.CNN:
     """The small network with dropout in both places."""
     return cnn.small_cnn(classes=num_classes, dropout=DROPOUT["both"])

@@ -45,9 +45,7 @@ def get_config(run: str = "merged_codistillation") -> ConfigDict:
     config.pools = dict(small=small, large=large)
     config.nested_pools = True  # large clients serve the small model too
     steps = 100 if run == "periodic_codistillation" else 16  # paper: 200 and 32
-    config.algorithm = defaults.codistillation(
-        run, period=30, steps=steps
-    )  # paper: 200 of 1,500 rounds
+    config.algorithm = defaults.codistillation(run, period=30, steps=steps)  # paper: period 200
     if run == "fed_sdd_pools":
         # The same clients train two small and two large models, and all of them teach one of each.
         for pool in config.pools.values():
