@@ -10,7 +10,7 @@ a round has, so privacy needs many clients. Two fifths of the clients can also t
 The question is that of `digits_private`: does codistillation help more with noise than without? The stop
 rule: every run once, three seeds, 100 rounds. Clip and rates are the best of four trials of FedAvg with
 epsilon 8, by held-out accuracy of one seed. The other methods and budgets share them. PeriodicCodist was
-run again, once, with a period of 30 rounds in place of 25: for the reason see `digits_private`.
+run again, once, with a period of 30 rounds in place of 25, for the reason that `digits_private` gives.
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -8,9 +8,9 @@ clients, the same noise would be shared by more.
     fedcodist run digits_private:merged_codistillation,8
     fedcodist compare digits_private
 
-PeriodicCodist distils after rounds 8, 16 and 24 of 30, so that the last accuracies are not those right
-after a codistillation. In its first runs, with a period of 10, they were. They are run again, once, with
-the same seeds. Results are in docs/results/privacy.md.
+PeriodicCodist distils after rounds 8, 16 and 24 of 30. So the last accuracies are not those right after
+a codistillation, which they were in its first runs. At epsilon 8 its large model gains 7.1 points over
+FedAvg's 36.4 %; without noise it gains 0.5 (docs/results/privacy.md).
 """
 
 from ml_collections import ConfigDict

@@ -56,7 +56,7 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     ]
     finished = [record for record in full if record.finished]
     decided = {record.experiment for record in finished} - {TABLE_1}
-    # Another table has short runs only as long as it has none of full length.
+    # Tables other than Table 1 have short runs only as long as they have none of full length.
     short = [r for r in records if is_short(r) and r.finished and r.experiment not in decided]
     in_full = {record.run for record in finished if record.experiment == TABLE_1}
     of_table_1 = [record for record in short if record.experiment == TABLE_1]
