@@ -66,13 +66,17 @@ def samples(
     FedAvg's small model in Table 1 does not depend on the large model's pool, so its sample has all
     FedAvg runs.
     """
-    alike = _grouped(
-        _candidates(records, experiment, run, model), lambda record: settings(record, model)
-    )
+    alike = _alike(records, experiment, run, model)
     # Groups are ordered, not samples, so that both models in a table's cell are of the same run.
     if len(alike) > 1:
         alike = sorted(alike, key=lambda group: _preference(records, group), reverse=True)
     return [shown for group in alike if (shown := joined(group, model, split, metric))]
+
+
+def in_any_order(records: Sequence[Record], experiment: str, run: str, model: str) -> list[Sample]:
+    """What `samples` gives, without the time that their order takes."""
+    alike = _alike(records, experiment, run, model)
+    return [shown for group in alike if (shown := joined(group, model, "test"))]
 
 
 def sample(
@@ -90,17 +94,14 @@ def sample(
 def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | None:
     """FedAvg's test accuracies with the run's values of all settings that both read; None if not run."""
     wanted = read_by_fed_avg(record, model)
-    return joined(
-        [
-            other
-            for other in _newest_first(records)
-            if other.experiment == TABLE_1
-            and method_of(other) == BASELINE
-            and read_by_fed_avg(other, model) == wanted
-        ],
-        model,
-        "test",
-    )
+    equal = [
+        other
+        for other in records
+        if other.experiment == TABLE_1
+        and method_of(other) == BASELINE
+        and read_by_fed_avg(other, model) == wanted
+    ]
+    return joined(_newest_first(equal), model, "test")
 
 
 def joined(
@@ -170,6 +171,12 @@ def curve(
     if not rounds:
         return None
     return Curve(tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(deviations))
+
+
+def _alike(records: Sequence[Record], experiment: str, run: str, model: str) -> list[list[Record]]:
+    """The records of a run's samples of a model, those of equal settings together."""
+    candidates = _candidates(records, experiment, run, model)
+    return _grouped(candidates, lambda record: settings(record, model))
 
 
 def _candidates(records: Iterable[Record], experiment: str, run: str, model: str) -> list[Record]:

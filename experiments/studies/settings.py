@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from experiments.studies.archive import Record
@@ -60,11 +61,8 @@ def read_by_fed_avg(record: Record, model: str) -> Settings:
 
 def without(found: Mapping[str, Any], patterns: Sequence[str]) -> Settings:
     """The settings whose keys match none of the patterns."""
-    return {
-        key: value
-        for key, value in found.items()
-        if not any(fnmatchcase(key, pattern) for pattern in patterns)
-    }
+    unread = tuple(patterns)
+    return {key: value for key, value in found.items() if not _matches(key, unread)}
 
 
 def differences(grouped: Sequence[Sequence[Record]]) -> list[str]:
@@ -84,6 +82,12 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> Settings:
         else:
             found[f"{prefix}{key}"] = item
     return found
+
+
+@cache
+def _matches(key: str, patterns: tuple[str, ...]) -> bool:
+    # Kept, since every record is compared with every other one and all have the same few keys.
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _other_pools(model: str) -> list[str]:

@@ -10,7 +10,7 @@ from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
 from experiments.studies.codistillation.claims import Comparison, Difference, is_baseline
 from experiments.studies.codistillation.paper_numbers import TEST_IMAGES
-from experiments.studies.samples import Sample, baseline, equal_but, samples
+from experiments.studies.samples import Sample, baseline, equal_but, in_any_order, samples
 from experiments.studies.verdicts import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, decided
 from fedcodist.report.intervals import Estimate, contrast
 
@@ -98,7 +98,7 @@ def deviation_over_seeds(records: Sequence[Record], model: str) -> float:
     variances = {
         tuple(record.path for record in shown.records): shown.deviation**2
         for run in paper_numbers.TABLE_1
-        for shown in samples(records, TABLE_1, run, model)
+        for shown in in_any_order(records, TABLE_1, run, model)
         if shown.deviation is not None and not shown.is_short
     }
     return math.sqrt(statistics.fmean(variances.values())) if variances else 0.0
