@@ -92,12 +92,15 @@ def sample(
 
 
 def baseline(records: Iterable[Record], record: Record, model: str) -> Sample | None:
-    """FedAvg's test accuracies with the run's values of all settings that both read; None if not run."""
+    """FedAvg's test accuracies with the run's values of all settings that both read; None if not run.
+
+    Its runs are those of Table 1 and those of the run's own experiment.
+    """
     wanted = read_by_fed_avg(record, model)
     equal = [
         other
         for other in records
-        if other.experiment == TABLE_1
+        if other.experiment in (TABLE_1, record.experiment)
         and method_of(other) == BASELINE
         and read_by_fed_avg(other, model) == wanted
     ]

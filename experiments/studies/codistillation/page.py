@@ -6,6 +6,7 @@ from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation.ablations import ABLATIONS, ablations
 from experiments.studies.codistillation.figure_4 import figure_4
 from experiments.studies.codistillation.paper_numbers import FIGURE_4
+from experiments.studies.codistillation.preprocessing import PREPROCESSING, compared
 from experiments.studies.codistillation.table_1 import (
     curves_plot,
     earlier_settings,
@@ -29,7 +30,7 @@ from experiments.studies.sections.endings import (
 
 # How the large model could be brought to the paper's accuracy, and two readings of the preprocessing.
 REGULARISATION = "cifar100_regularisation"
-LARGE_MODEL, PREPROCESSING = "cifar100_large_model", "cifar100_preprocessing"
+LARGE_MODEL = "cifar100_large_model"
 STACKOVERFLOW = "stackoverflow_table1"
 SEARCHES = {
     REGULARISATION: "Regularisation",
@@ -51,7 +52,7 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
         *curves_plot(full, notes, plots),
         found(notes, "Table 1"),
         *earlier_settings(full, notes, records),
-        *_all_but_table_1(full, notes, plots, "##"),
+        *_all_but_table_1(full, notes, plots, "##", records),
         *verdict_details(records, notes),
     ]
     finished = [record for record in full if record.finished]
@@ -64,7 +65,7 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
     lacks_cells = any(record.run not in in_full for record in of_table_1)
     of_short = [
         *(table_1(short, notes, "###", records) if lacks_cells else ()),
-        *_all_but_table_1(short, notes, plots, "###"),
+        *_all_but_table_1(short, notes, plots, "###", records),
         *short_differences(records),
     ]
     if lacks_cells:
@@ -84,10 +85,15 @@ def codistillation(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _all_but_table_1(
-    records: Sequence[Record], notes: Notes, plots: Plots, level: str
+    records: Sequence[Record],
+    notes: Notes,
+    plots: Plots,
+    level: str,
+    all_records: Sequence[Record],
 ) -> list[str]:
     parts = [*figure_4(records, notes, plots, level), *ablations(records, notes, level)]
     for experiment, heading in SEARCHES.items():
         if of_it := [r for r in records if r.experiment == experiment and r.finished]:
-            parts += [f"{level} {heading}", table_of_settings(of_it), found(notes, heading)]
+            gains = compared(records, all_records) if experiment == PREPROCESSING else []
+            parts += [f"{level} {heading}", table_of_settings(of_it), *gains, found(notes, heading)]
     return parts

@@ -1,6 +1,7 @@
 """The pages of results from made-up records: settings, samples, intervals, claims, the document."""
 
 import csv
+import functools
 import importlib
 import io
 import itertools
@@ -966,6 +967,29 @@ def test_a_table_with_a_run_of_full_length_has_no_short_ones(tmp_path):
     text = text_of(tmp_path)
     assert row(section(text, f"## {heading}"), "`32,per_batch`")[0][2] == "30.00"
     assert f"### {heading}" not in text and "20.00 †" not in text and "25.00 †" in text
+
+
+def test_methods_on_other_images_are_compared_with_fed_avg_on_the_same(tmp_path):
+    data = {"data": {"crop": 32}}
+    record(tmp_path, "fed_avg,4700", {"small": [30.0, 32.0], "large": [20.0, 22.0]}, seeds=(0, 1))
+    write = functools.partial(record, tmp_path, experiment="cifar100_preprocessing")
+    fed_avg, periodic = (
+        {"algorithm": {"name": name}} for name in ("fed_avg", "periodic_codistillation")
+    )
+    write("32,per_batch", {"large": 25.0}, **data, **fed_avg)
+    run = "32,per_batch,periodic_codistillation"
+    write(run, {"small": 33.0, "large": 26.5}, **data, **periodic)
+    lines = row(section(text_of(tmp_path), "## Preprocessing of the images"), f"`{run}`")
+    # The small model has no run of FedAvg on these images.
+    (gain_of_large,) = [cells for cells in lines if cells[1] == "large"]
+    assert gain_of_large[2] == "FedAvg, with the same images"
+    assert gain_of_large[3].startswith("+1.50 ±") and gain_of_large[5] == "+4.51"
+    write("32,per_batch,small", {"small": 33.5}, **data, **fed_avg)
+    shown = section(text_of(tmp_path), "## Preprocessing of the images")
+    (gain_of_small,) = [cells for cells in row(shown, f"`{run}`") if cells[1] == "small"]
+    assert gain_of_small[3].startswith("-0.50 ±")
+    (of_small,) = [cells for cells in row(shown, "`32,per_batch,small`") if cells[1] == "small"]
+    assert of_small[2] == "FedAvg, Table 1's" and of_small[3].startswith("+2.50 ±")
 
 
 def test_a_seed_that_was_run_twice_counts_once_with_its_newest_run(tmp_path):
