@@ -82,8 +82,9 @@ def _description(data: FederatedData, column: str | None) -> str:
     ]
     if column not in (None, *data.columns):
         raise ValueError(f"--column must be one of {sorted(data.columns)}, got {column!r}.")
-    if (labelled := column or LABEL) in data.columns:
-        labels, counts = label_counts(data, labelled)
+    # A column of that name may hold something else, such as a label for each candidate.
+    if column is not None or (LABEL in data.columns and data.columns[LABEL].ndim == 1):
+        labels, counts = label_counts(data, column or LABEL)
         lines += [
             f"labels               {len(labels):,}",
             f"labels per client    {_range((counts > 0).sum(axis=1))}",

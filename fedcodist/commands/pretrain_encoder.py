@@ -46,12 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.divergence import TrainingDiverged
-    from fedcodist.run.experiment import run_experiment
+    from fedcodist.run.experiment import check_experiment, run_experiment
     from fedcodist.run.run_folder import RunFolderError
     from fedcodist.text.bert_weights import save_encoder
 
     try:
         experiment = _experiment(settings)
+        check_experiment(experiment)
     except Exception as error:
         if not command_line.is_mistake(error):
             raise

@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
         return command_line.refuse(error)
     assert _WORKDIR.value is not None  # `parse` requires it
     workdir = Path(_WORKDIR.value)
+    if workdir.exists() and not workdir.is_dir():
+        return command_line.refuse(ValueError(f"--workdir must be a folder, {workdir} is a file."))
     if launch.is_child():
         # The import of JAX comes after parsing, so that a mistyped flag is reported at once.
         try:
@@ -152,12 +154,7 @@ def _run(workdir: Path) -> int:
         if not command_line.is_mistake(error):
             raise
         return command_line.refuse(error)
-    plan = {
-        "processes": jax.process_count(),
-        "devices": jax.device_count(),
-        "platform": jax.default_backend(),
-        **{key: value for key, value in config.execution.items() if key != "processes"},
-    }
+    plan = {key: value for key, value in config.execution.items() if key != "processes"}
     try:
         if config.get("phases") is not None:
             start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value, prepared=prepared)
@@ -187,8 +184,6 @@ def _run(workdir: Path) -> int:
                 save_models(workdir / "kept", outcome.kept.variables, models, config.seed)
         except OSError as error:
             return command_line.refuse(error)
-        if stopped := outcome.summary.get("stopped"):
-            print(f"stopped after round {stopped['round']}: {stopped['why']}")
         print(f"run folder: {workdir}")
     return 0
 

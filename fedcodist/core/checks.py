@@ -5,7 +5,7 @@ All `check_...` functions raise ValueError or TypeError that names the argument.
 
 import inspect
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -106,8 +106,9 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_several(name: str, values: Any) -> None:
-    """Checks that the values are a list or another iterable, but not text."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    """Checks that the values are a list or the like: not text, and not used up when they are read."""
+    is_several = isinstance(values, Iterable) and isinstance(values, Sized)
+    if isinstance(values, str | bytes) or not is_several:
         raise TypeError(f"{name} must be a list, got {shown(values)}.")
 
 

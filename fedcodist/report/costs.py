@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedcodist.report.runs import mapping_of
+
 
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
     """The number of clients that train each model in a round.
@@ -14,13 +16,13 @@ def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[
       config: of the run.
       models: names of the models that clients train, in their order, without ensembles.
     """
-    names, pools = list(models), (config.get("pools") or {})
+    names, pools = list(models), mapping_of(config, "pools")
     if "parties" in config:
         return dict.fromkeys(names, 1)
-    cohorts = {pool: int(settings.get("cohort_size", 0)) for pool, settings in pools.items()}
+    cohorts = {pool: int(mapping_of(pools, pool).get("cohort_size", 0)) for pool in pools}
     if len(cohorts) != 1:
         return {name: cohorts.get(name, 0) for name in names}
-    sizes = (config.get("algorithm") or {}).get("group_sizes")
+    sizes = mapping_of(config, "algorithm").get("group_sizes")
     (cohort,) = cohorts.values()
     share, more = divmod(cohort, len(names))
     even = [share + (place < more) for place in range(len(names))]  # the first groups get more
@@ -32,7 +34,7 @@ def pool_of(config: Mapping[str, Any], model: str) -> str:
 
     Personal models have the name of their pool and an ending, such as `large_teachers`.
     """
-    pools = list(config.get("pools") or {})
+    pools = list(mapping_of(config, "pools"))
     if len(pools) == 1:
         return pools[0]
     keepers = [pool for pool in pools if model.startswith(f"{pool}_")]

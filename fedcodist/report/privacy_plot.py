@@ -2,12 +2,21 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.report.accuracy_table import split_name
-from fedcodist.report.collection import NOT_OF_A_METHOD, Collection, Method, curve, with_identity
+from fedcodist.report.collection import (
+    NOT_OF_A_METHOD,
+    Collection,
+    Method,
+    curve,
+    differing_keys,
+    flatten,
+    shown_setting,
+    with_identity,
+)
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
@@ -44,14 +53,15 @@ def privacy_plot(collection: Collection) -> "Figure | None":
     for left_over in panels[len(models) :]:
         left_over.set_axis_off()
     names = [method_of(json.loads(group)) for group in groups]
+    labels = _labels(groups, names)
     shown: dict[str, Any] = {}
     for axes, model in zip(panels, models, strict=False):
-        for group, name, (colour, marker) in zip(groups, names, styles(names), strict=True):
+        for group, label, (colour, marker) in zip(groups, labels, styles(names), strict=True):
             if (group, model) not in lines:
                 continue
             line = lines[group, model]
             (drawn,) = axes.plot(line.epsilons, line.accuracies, color=colour, marker=marker)
-            shown.setdefault(METHOD_NAMES.get(name, name), drawn)
+            shown.setdefault(label, drawn)
             if line.without_noise is not None:
                 axes.axhline(line.without_noise, color=colour, linestyle="--", linewidth=1)
         budgets = sorted(
@@ -68,6 +78,17 @@ def privacy_plot(collection: Collection) -> "Figure | None":
         shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9, frameon=False
     )
     return figure
+
+
+def _labels(groups: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The methods' names; where one has several groups of settings, with those that differ."""
+    settings = [flatten(json.loads(group)) for group in groups]
+    labels = []
+    for own, name in zip(settings, names, strict=True):
+        alike = [each for each, other in zip(settings, names, strict=True) if other == name]
+        parts = [f"{key}={shown_setting(own, key)}" for key in differing_keys(alike)]
+        labels.append(", ".join([METHOD_NAMES.get(name, name), *parts]))
+    return labels
 
 
 def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:

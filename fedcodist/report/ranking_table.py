@@ -138,7 +138,11 @@ def budget(shown: Sequence[Entry]) -> str:
     by_model: dict[str, list[float]] = {}
     for entry in shown:
         if not math.isnan(entry.examples):
-            by_model.setdefault(entry.model, []).append(entry.examples / entry.num_models)
+            # A personal model is ranked against others' shared ones.
+            counts = by_model.setdefault(entry.shared or entry.model, [])
+            counts.append(entry.examples / entry.num_models)
+    if not by_model:
+        return "no run has counted its client examples"
     # Metrics have seven digits.
     equal = all(
         math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()

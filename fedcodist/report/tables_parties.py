@@ -43,14 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_installed("--plot", "matplotlib", "plot")
         print(table(results(workdir)))
         print(stopped(workdir))
-        if options.plot is not None:
-            plot(workdir).savefig(options.plot, dpi=120)
+        figure = plot(workdir) if options.plot is not None else None
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (OSError, KeyError, ValueError) as error:
-        print(f"{workdir} holds no finished run of parties: {error}.", file=sys.stderr)
+        why = str(error).removesuffix(".")
+        print(f"{workdir} holds no finished run of parties: {why}.", file=sys.stderr)
         return 2
+    if figure is not None:
+        try:
+            figure.savefig(options.plot, dpi=120)
+        except (OSError, ValueError) as error:
+            why = str(error).removesuffix(".")
+            print(f"error: --plot {options.plot} cannot be written: {why}.", file=sys.stderr)
+            return 2
     return 0
 
 

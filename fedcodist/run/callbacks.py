@@ -91,10 +91,10 @@ def call_callbacks(
         wanted = _parameters(callback)
         arguments = {name: value for name, value in further.items() if name in wanted}
         decision = callback(records, **arguments)
-        if isinstance(decision, bool):  # which looks like a decision to stop
+        if _is_meant_as_decision(decision):
             raise TypeError(
                 f"callbacks must return a Decision, such as Decision(stop='a reason'), or None, got "
-                f"{decision}."
+                f"{shown(decision)}."
             )
         if isinstance(decision, Decision):
             decisions.append(decision)
@@ -102,6 +102,11 @@ def call_callbacks(
     keep = any(decision.keep for decision in decisions)
     code = from_all_processes(2 * bool(why) + keep)[0]
     return Decision(stop=(why or "as process 0 decided") if code >= 2 else "", keep=bool(code % 2))
+
+
+def _is_meant_as_decision(returned: Any) -> bool:
+    """Whether a value looks like a decision to stop; others, such as what `print` returns, do not."""
+    return isinstance(returned, bool | str) or str(getattr(returned, "dtype", "")) == "bool"
 
 
 def _check_parameters(callback: Callback) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.files import write_atomically
+from fedcodist.core.metric_kinds import lower_is_better
 
 CLIENTS = "clients.npz"
 # Endings of a metric's names in lines of client splits.
@@ -40,7 +41,8 @@ def client_records(
 
     A metric is its mean over clients. For every metric but the loss there are also `<metric>_weighted`,
     the mean weighted by clients' numbers of test examples, `<metric>_std`, `_min`, `_p10`, the 10th
-    percentile, and `_worst_tenth`, the mean over the tenth of clients with the lowest values.
+    percentile, and `_worst_tenth`, the mean over the tenth of clients with the lowest values, or with
+    the highest ones where lower values of the metric are better.
     """
     return [
         {
@@ -62,16 +64,18 @@ def client_records(
     ]
 
 
-def spread(values: np.ndarray) -> dict[str, float]:
+def spread(metric: str, values: np.ndarray) -> dict[str, float]:
     """A metric over clients, NaN left out: standard deviation, minimum, 10th percentile, worst tenth."""
     values = np.sort(values[np.isfinite(values)].astype(np.float64))
     if not values.size:  # precision, where no client's model predicts the class
         values = np.array([np.nan])
+    tenth = -(-values.size // 10)
+    worst = values[-tenth:] if lower_is_better(metric) else values[:tenth]
     return {
         "std": float(values.std()),
         "min": float(values[0]),
         "p10": float(np.percentile(values, 10)),
-        "worst_tenth": float(values[: -(-values.size // 10)].mean()),
+        "worst_tenth": float(worst.mean()),
     }
 
 
@@ -132,5 +136,5 @@ def _over_clients(metric: str, values: np.ndarray, examples: np.ndarray) -> dict
     means = {metric: float(defined.mean())}
     if metric != "loss":
         means[f"{metric}_weighted"] = float(np.average(defined, weights=weights))
-        means |= {f"{metric}_{name}": value for name, value in spread(defined).items()}
+        means |= {f"{metric}_{name}": value for name, value in spread(metric, defined).items()}
     return {name: float(f"{value:.7g}") for name, value in means.items()}  # float32's digits

@@ -9,7 +9,7 @@ from fedcodist.run.tracked_runs import LoggerError
 
 
 class CSVLogger:
-    """Columns: round, model, split, seed, metric, value. Written anew when a run is started again."""
+    """Columns: round, model, split, seed, metric, value. Written anew when a stopped run goes on."""
 
     def __init__(self, workdir: Path):
         self._path = workdir / "metrics.csv"

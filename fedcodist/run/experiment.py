@@ -202,7 +202,12 @@ def run_experiment(
         if folder:
             identity = identity_of(experiment, config is not None, prepared)
             execution = identity.execution if config is None else {}
-            whole_plan = {**execution, **(plan or {})}
+            machine = {
+                "processes": jax.process_count(),
+                "devices": jax.device_count(),
+                "platform": jax.default_backend(),
+            }
+            whole_plan = {**machine, **execution, **(plan or {})}
             if is_writer:
                 settings = _described(experiment) if config is None else config
                 folder.claim(settings, whole_plan, change_plan, identity)
@@ -493,7 +498,8 @@ def _print_final(
 ) -> None:
     """Prints the final metrics on the test data or, without any, on the split of all evaluations."""
     splits = list(experiment.final_splits) or list(experiment.splits)[:1]
-    state = f"finished{' already' if was_finished else ''}, {summary['rounds']} rounds"
+    rounds = summary["rounds"]
+    state = f"finished{' already' if was_finished else ''}, {rounds} round{'s' * (rounds != 1)}"
     if "stopped" in summary:
         state += f" of {experiment.rounds}: {summary['stopped']['why']}"
     print("  ".join(filter(None, (name, state, final_text(summary["final"], splits)))), flush=True)

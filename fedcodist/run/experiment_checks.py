@@ -4,6 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedcodist.core.checks import check_integer, check_names, check_several, check_text, shown
 from fedcodist.run.algorithm_checks import check_algorithm, check_selection
 from fedcodist.run.client_splits import check_client_splits
@@ -11,6 +14,8 @@ from fedcodist.run.data_checks import check_data
 from fedcodist.run.metrics_lines import TRAINING
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.privacy_spent import check_privacy
+
+PyTree = Any
 
 
 def check_settings(experiment: Any) -> int:
@@ -72,7 +77,34 @@ def check_settings(experiment: Any) -> int:
     filled = check_algorithm(experiment.algorithm, experiment.data)
     check_models(experiment, filled)
     check_data(experiment)
+    if experiment.start is not None:
+        _check_start(experiment)
     return every
+
+
+def _check_start(experiment: Any) -> None:
+    """Raises ValueError unless `start` has the leaves of the algorithm's state, for every seed."""
+    keys = jax.random.split(jax.random.key(0), experiment.seeds)
+    needed = _leaves(jax.eval_shape(jax.vmap(experiment.algorithm.init), keys))
+    actual = _leaves(experiment.start)
+    for path in [*needed, *actual]:
+        if actual.get(path) != needed.get(path):
+            raise ValueError(
+                f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
+                f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
+            )
+
+
+def _leaves(tree: PyTree) -> dict[str, str]:
+    """Path -> dtype and shape of each leaf, as JAX would hold it."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        dtype = array.dtype
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        found[jax.tree_util.keystr(path)] = f"{dtype}{list(array.shape)}"
+    return found
 
 
 def check_storable(name: str, value: Any) -> None:

@@ -49,7 +49,7 @@ def _spread(metric: str, values: np.ndarray) -> Record:
     mean = defined.mean() if defined.size else np.nan
     return {
         f"{metric}_mean": _plain(mean),
-        **{f"{metric}_{name}": _plain(value) for name, value in spread(values).items()},
+        **{f"{metric}_{name}": _plain(value) for name, value in spread(metric, values).items()},
     }
 
 

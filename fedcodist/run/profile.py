@@ -65,7 +65,12 @@ def tracing(folder: str | Path | None) -> Iterator[list[Callback]]:
     finally:
         if is_tracing:
             jax.profiler.stop_trace()
-    if evaluations < 3:
+    if evaluations < 2:
         warnings.warn(
-            "--profile: nothing was traced, since the run had no third evaluation.", stacklevel=2
+            "--profile: nothing was traced, since the run had no second evaluation.", stacklevel=2
+        )
+    elif evaluations == 2:
+        warnings.warn(
+            "--profile: the run had no third evaluation, so the trace may have no rounds.",
+            stacklevel=2,
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -59,7 +58,6 @@ def start_or_resume(
     if experiment.start is None:
         state = programs.init(seeds)
     else:
-        _check_start(experiment.start, jax.eval_shape(programs.init, seeds))
         # A copy: training donates its input's memory, and another run may start from the same state.
         state = replicate(jax.tree.map(np.array, experiment.start), mesh)
     client_states: PyTree = None
@@ -76,6 +74,12 @@ def start_or_resume(
             )
     if folder is None or saved is None:
         if folder:
+            if folder.remove_summary():
+                warnings.warn(
+                    f"{folder.path} was finished but has no checkpoint any more: it is run again from "
+                    "the beginning.",
+                    stacklevel=2,
+                )
             folder.keep_metrics(0)
         return Trained(state, replicate(client_states, mesh)), 0, notes
     if saved.round > experiment.rounds:
@@ -83,6 +87,8 @@ def start_or_resume(
             f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
             f"rounds={experiment.rounds}. Use another --workdir."
         )
+    if saved.round < experiment.rounds and "stopped" not in saved.notes:
+        folder.remove_summary()
     folder.keep_metrics(saved.notes["metrics_length"])
     state, client_states = saved.state[:2]
     if host_state:
@@ -115,18 +121,6 @@ def whole_state_shapes(
 
 def _shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def _check_start(start: PyTree, like: PyTree) -> None:
-    given, expected = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (start, like))
-    shapes = lambda leaves: {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
-    actual, needed = shapes(given), shapes(expected)
-    for path in [*needed, *actual]:
-        if actual.get(path) != needed.get(path):
-            raise ValueError(
-                f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
-                f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
-            )
 
 
 def _check_same_round(round: int, folder: RunFolder) -> None:

@@ -29,7 +29,7 @@ PHASES = "phases"  # run folders of the phases before a run's first round
 # Files that a start may leave if it is killed at once.
 _BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
 # Keys that the plans of older run folders lack, where they are not compared.
-_ADDED_LATER = ("seeds_loop", "execution")
+_ADDED_LATER = ("seeds_loop", "execution", "processes", "devices", "platform")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -106,7 +106,7 @@ class RunFolder:
                 self._check_same_plan(plan, first)
             if identity is not None and identity.is_longer(first.get("identity", {})):
                 # A run that grows is not finished any more, even if this start is killed.
-                (self.path / "summary.json").unlink(missing_ok=True)
+                self.remove_summary()
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
@@ -223,6 +223,21 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as finished."""
         self._write("summary.json", summary)
+
+    def remove_summary(self) -> bool:
+        """Makes the run one that is not finished; returns whether it was.
+
+        Raises:
+          RunFolderError: the file cannot be removed.
+        """
+        path = self.path / "summary.json"
+        if not self._writes or not path.exists():
+            return False
+        try:
+            path.unlink()
+        except OSError as error:
+            raise RunFolderError(f"cannot remove {path}: {error.strerror}.") from error
+        return True
 
     def _take_lock(self) -> None:
         """Locks the folder. The operating system releases the lock however this process ends."""

@@ -52,6 +52,10 @@ class StopEarly(NamedTuple):
                 waited += 1
         if waited < self.patience:
             return Decision()
+        if not math.isfinite(best):
+            return Decision(
+                stop=f"{self.metric} on {self.split} was not defined in {waited} evaluations"
+            )
         value = f"{_sign(self) * best:.4g}"
         return Decision(
             stop=f"{self.metric} on {self.split} has not improved for {waited} evaluations; it was best "

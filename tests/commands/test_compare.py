@@ -256,6 +256,12 @@ def test_unequal_budgets_are_told():
     # A large model's pool has other clients than a small one's.
     pools = [entry(run, (1.0,), "large", 3.0) for run in ("fed_avg", "fed_sdd")]
     assert budget([*ENTRIES, *pools]).startswith("all runs have the same budget")
+    # A personal model is compared with the shared ones.
+    teachers = entry("fed_kd", (1.0,), "main_teachers", 1000.0)._replace(shared="main")
+    assert budget([*ENTRIES, teachers]).startswith("UNEQUAL BUDGETS")
+    uncounted = entry("x", (1.0,), examples=math.nan)
+    assert budget([*ENTRIES, uncounted]).startswith("counted runs have the same budget")
+    assert budget([uncounted]) == "no run has counted its client examples"
 
 
 def write_run(folder, final_splits=("test",)):

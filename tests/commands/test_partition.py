@@ -1,8 +1,10 @@
 """The command that shows who has which examples, on a config of digits."""
 
+import numpy as np
 import pytest
 
 from fedcodist.commands import partition
+from fedcodist.data.federated_data import FederatedData
 
 CONFIG = """
 from ml_collections import ConfigDict
@@ -31,6 +33,16 @@ def test_it_describes_and_draws_a_configs_clients(config, tmp_path, capsys):
     assert printed[:2] == ["clients              10", "examples             899"]
     assert printed[4] == "labels per client    3 to 3, median 3"
     assert printed[5] == f"wrote {picture}" and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_labels_of_candidates_are_left_out():
+    columns = {"label": np.array([[1, 0, -1]] * 4, np.int8)}
+    data = FederatedData.from_arrays(columns, offsets=[0, 2, 4])
+    assert [line.split()[0] for line in partition._description(data, None).splitlines()] == [
+        *("clients", "examples", "examples")
+    ]
+    with pytest.raises(ValueError, match="column 'label' must be integer labels"):
+        partition._description(data, "label")
 
 
 @pytest.mark.parametrize(

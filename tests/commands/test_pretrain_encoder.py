@@ -64,6 +64,18 @@ def test_an_encoder_is_trained_and_starts_a_teacher_and_a_student(folder, tmp_pa
         )
 
 
+def test_a_token_outside_the_vocabulary_is_one_line(tmp_path, capsys):
+    tokens = np.full((40, 9), 99, np.int32)
+    data = FederatedData.from_arrays({"tokens": tokens}, offsets=[0, len(tokens)])
+    splits = {"train": data, "vocabulary": vocabulary_split(VOCABULARY)}
+    save_prepared(tmp_path / "data", splits, source="letters", licence="none", arguments={})
+    arguments, _ = command(tmp_path / "data", tmp_path)
+    assert pretrain_encoder.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [

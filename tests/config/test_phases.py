@@ -116,7 +116,7 @@ def test_private_and_pooled_training_start_from_the_public_one(finished):
     assert looked_at == {"held_out", "public_test"}
 
 
-def test_the_table_has_a_line_per_party_and_their_mean(finished):
+def test_the_table_has_a_line_per_party_and_their_mean(finished, capsys):
     folder, _, outcome = finished
     found = tables_parties.results(folder)
     assert list(found["dense_6_1"]) == ["baseline", "collaboration", "centralised"]
@@ -129,6 +129,10 @@ def test_the_table_has_a_line_per_party_and_their_mean(finished):
     assert len(lines) == 1 + 3 + 1
     mean = 100 * np.mean([each["centralised"] for each in found.values()])
     assert lines[-1].split()[-1] == f"{mean:.1f}"
+    capsys.readouterr()
+    assert tables_parties.main([str(folder), "--plot", str(folder / "none" / "figure.png")]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: --plot ") and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("method", digits_parties.get_runs())

@@ -401,6 +401,10 @@ def test_models_that_divide_one_pool_cost_what_all_its_clients_exchange(tmp_path
     assert small.lines[0].get_xdata()[-1] == large.lines[0].get_xdata()[-1] == pytest.approx(total)
     config["algorithm"]["group_sizes"] = [1, 4]
     assert costs.clients_per_round(config, ["a", "b"]) == {"a": 1, "b": 4}
+    # A run from Python may have any config.
+    for pools in (["a"], {"a": 4}, 3):
+        assert costs.clients_per_round({"pools": pools, "algorithm": "mine"}, ["a"]) == {"a": 0}
+        assert costs.pool_of({"pools": pools}, "a") == "a"
 
 
 def test_curves_are_of_the_split_that_is_followed(tmp_path):
@@ -621,6 +625,21 @@ def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(group, tmp_pa
     assert line.without_noise == pytest.approx(90.0)
     figure = privacy_plot.privacy_plot(collection_lib.collect([tmp_path]))
     assert [axes.get_title() for axes in figure.axes if axes.axison] == ["small model"]
+
+
+def test_budgets_of_one_method_with_two_settings_have_a_label_each(tmp_path):
+    for rate in (0.1, 0.01):
+        folder = write_run(tmp_path / str(rate), name="private", final={"small": 0.5})
+        config = json.loads((folder / "config.json").read_text())
+        training = config.get("training", {}) | {"rate": rate, "privacy": {"epsilon": 2.0}}
+        (folder / "config.json").write_text(json.dumps(config | {"training": training}))
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        spent = [json.loads(line) | {"epsilon": 2.0} for line in lines]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in spent))
+    figure = privacy_plot.privacy_plot(collection_lib.collect([tmp_path]))
+    (legend,) = figure.legends
+    labels = sorted(text.get_text().rpartition(", ")[2] for text in legend.get_texts())
+    assert labels == ["training.rate=0.01", "training.rate=0.1"]
 
 
 def run_of_a_script(workdir, width=8, rounds=2, seed=0):

@@ -278,6 +278,8 @@ def test_when_to_stop_and_what_to_keep():
     assert last.stop == (
         "accuracy on held_out has not improved for 2 evaluations; it was best in round 4, 0.35"
     )
+    (*_, last) = decisions(StopEarly(patience=2), lines(None, None, None))
+    assert last.stop == "accuracy on held_out was not defined in 3 evaluations"
     kept = [decision.keep for decision in decisions(KeepBest(), history)]
     assert kept == [True, True, False, False, True, False, False]
     for metric in ("loss", "error", "hidden_distance"):
@@ -311,6 +313,11 @@ def test_means_over_seeds_and_models_and_undefined_values():
         ),
         (lambda: None, r"^callbacks must be functions of records, .* got one of \(\): too many"),
         (lambda records: True, r"^callbacks must return a Decision, .* or None, got True\.$"),
+        (lambda records: np.bool_(True), r"^callbacks must return a Decision, .* or None, got "),
+        (
+            lambda records: "it is enough",
+            r"^callbacks must return .* or None, got 'it is enough'\.$",
+        ),
     ],
 )
 def test_what_does_not_fit_the_experiment_is_one_line(callback, message):

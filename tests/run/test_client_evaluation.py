@@ -12,7 +12,13 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
-from fedcodist.run.client_metrics import CLIENTS, ClientMetrics, client_records, load_clients
+from fedcodist.run.client_metrics import (
+    CLIENTS,
+    ClientMetrics,
+    client_records,
+    load_clients,
+    spread,
+)
 from fedcodist.run.client_splits import ClientSplit
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -113,6 +119,13 @@ def test_metrics_lines_have_the_distribution_over_clients(dealt):
         assert line[name] == pytest.approx(value, rel=1e-6), name
     final = outcome.summary["final"]["large"]["own"]
     assert final["accuracy_worst_tenth"][1] == pytest.approx(values.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("metric", "worst"), [("accuracy", 0.05), ("error", 1.85)])
+def test_the_worst_tenth_is_the_highest_where_lower_is_better(metric, worst):
+    found = spread(metric, np.arange(20) / 10)
+    assert found["worst_tenth"] == pytest.approx(worst)
+    assert found["min"] == 0.0
 
 
 def test_fine_tuned_models_are_those_of_one_more_local_training(dealt):

@@ -536,6 +536,31 @@ def test_a_run_may_start_from_an_earlier_phase():
     assert "\n" not in str(error.value)
 
 
+def test_a_wrong_start_is_told_before_a_folder_is_claimed(tmp_path):
+    start = experiment_programs(make_experiment(rounds=1)).init(np.array([3, 4], np.uint32))
+    whole_numbers = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(np.int32) if leaf.dtype == np.float32 else leaf, start
+    )
+    message = r"^start must be a state .* has int32\[.*\] in place of float32\["
+    with pytest.raises(ValueError, match=message):
+        run_experiment(make_experiment(start=whole_numbers), tmp_path / "run", show_progress=False)
+    assert not (tmp_path / "run").exists()
+    # What JAX holds as float32 may be given as float64.
+    doubles = jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64) if leaf.dtype == np.float32 else leaf, start
+    )
+    check_experiment(make_experiment(start=doubles))
+
+
+@pytest.mark.parametrize("name", ["callbacks", "evaluate_also"])
+def test_what_is_used_up_when_it_is_read_is_refused(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a list, got "):
+        if name == "callbacks":
+            run_experiment(make_experiment(), callbacks=iter([print]), show_progress=False)
+        else:
+            check_experiment(make_experiment(evaluate_also=iter([1])))
+
+
 def test_damaged_newest_checkpoints_are_told_and_set_aside(tmp_path):
     with pytest.raises(Stopped):
         run_experiment(make_experiment(), tmp_path, callbacks=[stop_at(4)])

@@ -413,6 +413,31 @@ def edited(folder, **parts):
     (folder / "environment.json").write_text(json.dumps(kept))
 
 
+def test_a_finished_run_without_its_checkpoints_is_run_again(finished):
+    shutil.rmtree(finished / "checkpoints")
+
+    def killed(records):
+        raise KeyboardInterrupt
+
+    with (
+        pytest.warns(UserWarning, match="was finished but has no checkpoint any more"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run_experiment(make_experiment(), finished, callbacks=[killed], show_progress=False)
+    assert not (finished / "summary.json").exists()
+    assert run(finished).summary["rounds"] == 2
+
+
+def test_devices_are_part_of_the_plan(finished):
+    plan = json.loads((finished / "environment.json").read_text())["plan"]
+    devices = jax.device_count()
+    assert (plan["processes"], plan["devices"], plan["platform"]) == (1, devices, "cpu")
+    edited(finished, plan=plan | {"devices": devices + 1})
+    message = f"execution plan: devices is {devices + 1} there and {devices} here"
+    with pytest.raises(RunFolderError, match=message):
+        run(finished)
+
+
 def test_a_folder_of_an_earlier_version_goes_on(finished):
     edited(finished, identity=None, plan={})
     run(finished)
