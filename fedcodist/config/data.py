@@ -1,6 +1,6 @@
 """Loads a config's `data`: examples, and how training and evaluation read them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +122,11 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
             f"and more than {FINE_PER_COARSE} parties: two parties may have the same image, which would "
             "be in training and in test."
         )
+    if settings.get("public_share") == 1:
+        raise ValueError(
+            "data.client_test_share must be None with data.public_share=1: clients' test examples would "
+            "be among the public ones, from which they learn."
+        )
     train, test = train_test_within_clients(train, share, seed)
     client_splits = {"client_test": ClientSplit(test), **splits}
     return data._replace(
@@ -162,6 +167,7 @@ def _referenced(settings: ConfigDict) -> Data:
     splits = checked_splits(settings.name, loaded)
     if (partition := settings.get("partition")) is not None:
         _check_no_all_splits(settings)
+        _check_no_validation(settings, splits)
         splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), None)
     unlabelled, labels = np.zeros((0,)), None
     if "distillation" in splits:
@@ -179,6 +185,13 @@ def _check_no_all_splits(settings: ConfigDict) -> None:
     if (settings.get("partition") or {}).get("all_splits"):
         raise ValueError(
             f"data.partition.all_splits must be of data.name='prepared', got {settings.name!r}."
+        )
+
+
+def _check_no_validation(settings: ConfigDict, splits: Collection[str]) -> None:
+    if settings.partition.get("validation") and "validation" in splits:
+        raise ValueError(
+            "data.partition.validation must be None, the data have a split 'validation' already."
         )
 
 
@@ -214,6 +227,7 @@ def _ours(settings: ConfigDict) -> Data:
         if partition and partition.get("all_splits"):
             splits = {"train": merged(splits)}
         if partition:
+            _check_no_validation(settings, splits)
             seed = settings.get("seed", 0)
             splits |= repartitioned(splits["train"], partition, seed, LARGEST_PIXEL)
         image_shape = prepared_images("data.folder", settings.folder, splits)

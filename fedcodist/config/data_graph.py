@@ -134,7 +134,7 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
                 f"data.{setting}: the folder {settings.folder} has no split {split!r}, only "
                 f"{sorted(splits)}."
             )
-    used = {name: splits[name] for name in ("train", settings.tested)}
+    used = {name: splits[name] for name in ("train", settings.tested, "held_out") if name in splits}
     prepared_images("data.folder", settings.folder, used)
     check_columns("data.folder", settings.folder, used, ("label",))
     train, test, held_out = (

@@ -45,6 +45,7 @@ from fedcodist.data.partition import (
     quantity_dirichlet,
     quantity_log_normal,
     shards,
+    whole_labels,
 )
 
 # Indices of each client's examples, or client -> such indices, as `FederatedData.from_arrays` takes
@@ -185,8 +186,9 @@ def _without_validation(
         )
     is_apart = np.zeros(clients.num_examples, bool)
     if clients.num_clients == 1:
-        labels = clients.columns.get("label")
-        if labels is not None and labels[0] != labels[-1] and np.all(labels[1:] >= labels[:-1]):
+        labels = whole_labels(clients.columns.get("label", []))
+        in_order = labels.ndim == 1 and len(labels) > 0 and np.all(labels[1:] >= labels[:-1])
+        if in_order and labels[0] != labels[-1]:
             raise ValueError(
                 "data.partition.validation takes the last examples, which have only the last labels, "
                 "since the data are sorted by label: shuffle them first."
@@ -209,7 +211,8 @@ def _natural(clients: FederatedData) -> dict[str, np.ndarray]:
 def _by_id(columns: Mapping[str, np.ndarray], column: str) -> dict[str, np.ndarray]:
     if column not in columns:
         raise ValueError(f"column must be one of {sorted(columns)}, got {column!r}")
-    ids, parts = by_id(columns[column])
+    with named(f"column {column!r}: "):
+        ids, parts = by_id(columns[column])
     return dict(zip(ids.tolist(), parts, strict=True))
 
 

@@ -10,6 +10,7 @@ from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.config_errors import as_settings, choice
 from fedcodist.config.data import Data, load_data
+from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.division import divided
 from fedcodist.config.graph_methods import centralised_examples
 from fedcodist.config.metrics import with_metrics
@@ -84,6 +85,11 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
             raise ValueError(
                 f"data.name {config.data.name!r} must return a split 'distillation', the unlabelled "
                 f"examples of algorithm.name={config.algorithm.name!r}."
+            )
+        if not len(data.unlabelled) and config.data.name in ENCODED:
+            raise ValueError(
+                f"algorithm.name={config.algorithm.name!r} cannot be used with "
+                f"data.name={config.data.name!r}, which has no unlabelled examples."
             )
         if not len(data.unlabelled):
             raise ValueError(

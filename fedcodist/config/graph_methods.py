@@ -23,7 +23,7 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import num_parties, public_of
-from fedcodist.config.referenced_networks import referenced_module
+from fedcodist.config.referenced_networks import classes_of, referenced_module
 from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_number
@@ -90,7 +90,7 @@ def decentralised_groups(
             f"{len(names)}."
         )
     size = image_shape(data)
-    classes = public_of(data).num_classes
+    classes = classes_of(data)
     groups = {}
     for name in dict.fromkeys(names):
         if is_reference(name):

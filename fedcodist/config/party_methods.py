@@ -29,6 +29,7 @@ from fedcodist.config.bind import bind, offered
 from fedcodist.config.compression import links_of
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
+from fedcodist.config.data_graph import PRIMARY
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.execution import execution_of
 from fedcodist.config.optimizers import optimizer_of
@@ -123,7 +124,8 @@ def public_of(data: Data) -> Any:
     """The data's public part; raises ValueError that names the data that have one."""
     if data.public is None:
         raise ValueError(
-            f"data.name must be one of {sorted(PUBLIC_PRIVATE)} for methods that need public examples."
+            f"data.name must be one of {sorted([*PUBLIC_PRIVATE, *PRIMARY])}, or return a Data with "
+            "public examples, for methods that need them."
         )
     return data.public
 

@@ -268,7 +268,7 @@ def _determinants(config: ConfigDict, phase: str) -> dict[str, Any]:
     if optimizer := algorithm.get("optimizer"):
         networks["optimizer"] = optimizer
     code = described_references(config)
-    of_models = ("parties.", "data.")
+    of_models = ("parties.", "data.", "algorithm.optimizer")
     if of_networks := {name: code[name] for name in code if name.startswith(of_models)}:
         networks["code"] = of_networks  # after an edit no phase that was kept for other runs fits
     return {

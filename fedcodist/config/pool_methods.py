@@ -146,8 +146,8 @@ def _levels(config: ConfigDict, data: Data) -> dict[str, HeteroFLLevel]:
     training, method = config.training, config.algorithm.name
     if data.models is not None:
         raise ValueError(f"algorithm.name must be another than {method} for text.")
-    wrapped = {"compression", "secure_sum"} & set(training)
-    if training.get("method", BASELINE) != BASELINE or wrapped:
+    wrapped = [training.get(name) is not None for name in ("compression", "secure_sum")]
+    if training.get("method", BASELINE) != BASELINE or any(wrapped):
         raise ValueError(
             f"training must have neither a method, compression nor secure_sum for {method}, whose "
             "clients average."

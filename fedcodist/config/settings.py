@@ -5,6 +5,7 @@ the range in which a value makes sense for any method.
 """
 
 import difflib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedcodist.config.references import is_reference
+from fedcodist.config.registry import CLIENTS, ENTRIES
 from fedcodist.core.checks import (
     MOST_EPOCHS,
     check_boolean,
@@ -43,19 +45,42 @@ def check_settings(config: ConfigDict) -> None:
                 raise TypeError(f"{path} must be a group of settings, got {shown(value)}.")
         elif check := ALLOWED.get(path) or ALLOWED.get(_matching(path, ALLOWED)):
             check(path, value)
-        elif path.startswith(_CLOSED) and not path.startswith(_OF_FUNCTIONS):
-            known = [name for name in ALLOWED if name.startswith(_CLOSED)]
-            (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
+        elif isinstance(value, ConfigDict) and (nearest := _misspelt_group(path, config)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
-        elif isinstance(value, ConfigDict) and (nearest := _misspelt_protection(path)):
+        elif path.startswith(_closed(config)) and not path.startswith(_OF_FUNCTIONS):
+            known = [name for name in ALLOWED if name.startswith(_closed(config))]
+            (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
 
 
-def _misspelt_protection(path: str) -> str:
-    """The group that protects clients or compresses what they send, if the path is nearly its name."""
-    return next(iter(difflib.get_close_matches(path, _PROTECTIONS, n=1, cutoff=0.9)), "")
+def _closed(config: ConfigDict) -> tuple[str, ...]:
+    """Beginnings of paths under which there are no settings of one's own."""
+    if is_reference((config.get("data") or {}).get("name")):
+        return _CLOSED
+    return (*_CLOSED, "data.")
+
+
+def _misspelt_group(path: str, config: ConfigDict) -> str:
+    """The group whose name the path nearly has, since without it a run would go on with defaults.
+
+    A method of one's own may have a group with its name.
+    """
+    chosen = [
+        (config.get(group) or {}).get(setting)
+        for group, setting in (("training", "method"), ("algorithm", "name"))
+    ]
+    if path.rpartition(".")[2] in [str(method).rpartition(":")[2] for method in chosen]:
+        return ""
+    known = [group for group in _known_groups() if group.count(".") == path.count(".")]
+    return next(iter(difflib.get_close_matches(path, known, n=1, cutoff=0.9)), "")
+
+
+@functools.cache
+def _known_groups() -> list[str]:
+    methods = [f"training.{name}" for name, entry in ENTRIES.items() if entry.kind == CLIENTS]
+    return sorted({*_GROUPS, *methods})
 
 
 def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -198,7 +223,7 @@ ALLOWED: dict[str, Check] = {
     "data.concentration": _number(above=0),
     "data.mean": _or_none(_each(_number())),
     "data.deviation": _or_none(_each(_number(above=0))),
-    "data.crop": _whole(),
+    "data.crop": _or_none(_whole()),
     "data.padding": _whole(0, high=_MANY),
     "data.augmentation": check_text,
     "data.num_unlabelled": _or_none(_whole()),
@@ -242,7 +267,7 @@ ALLOWED: dict[str, Check] = {
     "training.epochs": _whole(),
     "training.steps": _whole(),
     "training.learning_rate": _RATE,
-    "training.momentum": _FRACTION,
+    "training.momentum": _or_none(_FRACTION),
     "training.server_optimizer": check_text,
     "training.server_epsilon": _or_none(_RATE),
     "training.server_schedule": check_text,
@@ -529,15 +554,6 @@ ALLOWED |= {
         "range_finder": _or_none(_whole()),
     }.items()
 }
-# Groups without which a run would go on as usual, but unprotected or uncompressed.
-_PROTECTIONS = (
-    "training.privacy",
-    "training.example_privacy",
-    "training.secure_sum",
-    "training.compression",
-    "algorithm.privacy",
-    "algorithm.compression",
-)
 _CLOSED = (
     *("evaluation.", "execution.", "parties.", "phases."),
     *(
@@ -546,7 +562,8 @@ _CLOSED = (
         for part in ("privacy", "compression")
     ),
 )
-_OF_FUNCTIONS = ("parties.graph.",)  # whose arguments are checked when the function is called
+# Arguments of functions, which are checked when these are called.
+_OF_FUNCTIONS = ("parties.graph.", "data.partition.")
 _GROUPS = {path[:end] for path in ALLOWED for end, character in enumerate(path) if character == "."}
 _OPTIONAL_GROUPS = {
     "algorithm.compression",

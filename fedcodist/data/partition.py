@@ -311,7 +311,7 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     """Groups examples by their natural client.
 
     Args:
-      ids: `[examples]` of str or integers.
+      ids: `[examples]` of str, bytes in UTF-8, or integers.
 
     Returns:
       The sorted ids, str `[num_clients]`, and the examples of each client in their original order.
@@ -320,6 +320,8 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
       ValueError, TypeError: ids that are not a non-empty vector of strings or integers.
     """
     array = np.asarray(ids)
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
     if array.dtype.kind not in "Uiu":
         raise TypeError(f"ids must be strings or integers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:

@@ -1,4 +1,4 @@
-"""Word pieces: parts of words, learnt from word counts, so that no word is unknown.
+"""Word pieces: parts of words, learnt from word counts, so that hardly any word is unknown.
 
 Pieces are learnt by repeatedly merging the most frequent pair (Sennrich et al., 2016,
 https://arxiv.org/abs/1508.07909). A word is split from its beginning into the longest pieces (Schuster
@@ -17,7 +17,8 @@ CONTINUES = "·"
 """First character of every piece that does not begin a word; it is in no ASCII text."""
 
 _LONGEST_WORD = 100
-_LEARNT_FROM = 50_000  # most frequent words; rarer ones change no pair's rank
+# Most frequent words, to save time. A character that is only in rarer words makes these unknown.
+_LEARNT_FROM = 50_000
 
 
 def learn_pieces(counts: Mapping[str, int], size: int) -> tuple[str, ...]:

@@ -222,6 +222,22 @@ def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_so
         splits(np.argsort(LABELS, kind="stable"))
 
 
+def test_validation_of_one_hot_labels_that_are_sorted_is_refused_too():
+    order = np.argsort(LABELS, kind="stable")
+    columns = {"label": np.eye(LABELS.max() + 1, dtype=np.int32)[LABELS][order]}
+    data = FederatedData.from_arrays(columns, offsets=[0, 120])
+    settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.05))
+    with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
+        repartitioned(data, settings, SEED, 255.0)
+
+
+def test_clients_may_be_named_by_bytes():
+    columns = {**COLUMNS, "site": np.char.encode(COLUMNS["site"], "utf-8")}
+    data = FederatedData.from_arrays(columns, offsets=[0, 120])
+    found = repartitioned(data, ConfigDict(dict(name="by_id", column="site")), SEED, 255.0)
+    assert found["train"].client_ids.tolist() == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("offsets", [[0, 120], [0, 60, 120]])
 def test_a_share_of_no_example_is_no_validation(offsets):
     data = FederatedData.from_arrays(COLUMNS, offsets=offsets)

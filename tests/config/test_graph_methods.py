@@ -80,6 +80,22 @@ def test_private_public_and_test_images_are_apart_and_all_there():
     assert ((label_frequencies(even.splits["train"], 10) > 0).sum(axis=0) == 3).all()
 
 
+def test_test_images_of_clients_are_not_public():
+    config = digits(data__public_share=1.0, data__private_share=0.5, data__client_test_share=0.25)
+    with pytest.raises(
+        ValueError, match=r"^data\.client_test_share must be None with data\.public"
+    ):
+        load_data(config.data)
+
+
+@pytest.mark.parametrize("run", ["decentralised_fed_avg", "local_only_steps"])
+def test_methods_that_read_no_public_images_need_none(run):
+    config = digits(run)
+    with config.ignore_type():
+        config.data = ConfigDict(dict(name="digits", num_clients=8, concentration=10.0, seed=0))
+    check_experiment(build_experiment(config))
+
+
 def test_graphs_by_name():
     config = digits()
     np.testing.assert_array_equal(graph_of(config, 8), graphs.directed_cycle(8))

@@ -110,11 +110,31 @@ def test_references_that_results_depend_on(beside):
             pools=dict(main=dict(model="referenced:seven"), other=dict(model="digits_small")),
             parties=dict(networks=("digits_small", "referenced:Outer")),
             metrics=dict(mine="referenced:fails"),
+            training=dict(
+                client_optimizer="referenced:fails",
+                server_optimizer="referenced:fails",
+                server_schedule="referenced:fails",
+            ),
+            algorithm=dict(
+                name="fed_avg",
+                optimizer="referenced:fails",
+                distillation_optimizer="referenced:fails",
+            ),
             loggers=("referenced:fails",),
         )
     )
     found = described_references(config)
-    assert sorted(found) == ["data.name", "metrics.mine", "parties.networks[1]", "pools.main.model"]
+    assert sorted(found) == [
+        "algorithm.distillation_optimizer",
+        "algorithm.optimizer",
+        "data.name",
+        "metrics.mine",
+        "parties.networks[1]",
+        "pools.main.model",
+        "training.client_optimizer",
+        "training.server_optimizer",
+        "training.server_schedule",
+    ]
     assert found["data.name"]["referenced:seven.code"] == [7]
     for module, text in (
         ("referenced", MODULE),

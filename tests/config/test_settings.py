@@ -160,6 +160,7 @@ def test_what_json_cannot_give_back():
         ("training.privacy.quantil", "training.privacy.quantile"),
         ("training.compression.range_findr", "training.compression.range_finder"),
         ("algorithm.privacy.cilp", "algorithm.privacy.clip"),
+        ("data.client_test_shares", "data.client_test_share"),
     ],
 )
 def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
@@ -173,13 +174,34 @@ def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
         ("training.privcy", "training.privacy"),
         ("training.secure_sums", "training.secure_sum"),
         ("training.compresion", "training.compression"),
+        ("training.fed_ndt", "training.fed_ntd"),
+        ("algorithm.validaton", "algorithm.validation"),
+        ("data.partiton", "data.partition"),
+        ("metric", "metrics"),
+        ("callback", "callbacks"),
     ],
 )
-def test_a_misspelt_group_that_protects_clients_is_named(path, nearest):
-    """Without it the run would go on as usual, unprotected."""
+def test_a_misspelt_group_is_named(path, nearest):
+    """Without it the run would go on as usual, such as unprotected."""
     with pytest.raises(ValueError, match=rf"^{path} is no setting; did you mean {nearest}\?$"):
         check_settings(with_setting(path, {"clip": 1.0}))
     check_settings(with_setting("training.my_method", {"clip": 1.0}))
+
+
+def test_ones_own_data_partition_and_method_have_settings_of_their_own():
+    config = ConfigDict({"data": {"name": "mine:load", "rows": 3}})
+    check_settings(config)
+    config.data.name = "digits"
+    with pytest.raises(ValueError, match=r"^data\.rows is no setting; did you mean data\."):
+        check_settings(config)
+    partition = {"name": "mine:deal", "rows": 3}
+    check_settings(ConfigDict({"data": {"name": "digits", "partition": partition}}))
+    training = {"method": "mine:fed_kd2", "fed_kd2": {"weight": 1.0}}
+    check_settings(ConfigDict({"training": training}))
+
+
+def test_what_may_be_none():
+    check_settings(ConfigDict({"training": {"momentum": None}, "data": {"crop": None}}))
 
 
 def with_setting(path, value):

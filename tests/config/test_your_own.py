@@ -249,6 +249,20 @@ def test_data_of_ones_own_are_dealt_and_split_as_others_are(own):
         load_data(settings)
 
 
+def test_a_split_of_ones_own_is_not_replaced_by_validation(own, monkeypatch):
+    loaded = importlib.import_module(own).load(rows=40)
+    whole = {**loaded, "validation": loaded["test"]}
+    monkeypatch.setattr(f"{own}.load", lambda: whole)
+    partition = dict(name="iid", num_clients=4, validation=0.25)
+    with pytest.raises(
+        ValueError, match=r"^data\.partition\.validation must be None, the data have"
+    ):
+        load_data(ConfigDict(dict(name=f"{own}:load", partition=partition)))
+    partition["validation"] = None
+    data = load_data(ConfigDict(dict(name=f"{own}:load", partition=partition)))
+    assert data.splits["validation"] is not None
+
+
 def test_parties_networks_read_preprocessed_images():
     config = digits_parties.get_config("fd")
     with config.unlocked():
