@@ -271,7 +271,7 @@ def written(
     after = sent_down(downlink, before, sent, draw, server.round / num_rounds)
     wanted = method.variables(inner)
     model = Variables(joined(after.params, wanted.params), wanted.mutable)
-    inner = method.set_model(inner, model, reset_optimizer=False)
+    inner = method.set_model(inner, model, False)
     return CompressedServer(inner, before, after.memory, after.sent, server.round, server.key)
 
 

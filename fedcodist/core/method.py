@@ -58,7 +58,7 @@ class SetModel(Protocol):
     """The type of `FederatedMethod.set_model`: (server, Variables, reset_optimizer) -> server."""
 
     def __call__(
-        self, server: PyTree, variables: Variables, /, reset_optimizer: bool
+        self, server: PyTree, variables: Variables, reset_optimizer: bool, /
     ) -> PyTree: ...
 
 

@@ -87,6 +87,9 @@ def check_method(
         )
     if not has_server:
         return message, result
+    if method.sends_models:
+        _check_same_shapes("an update of the model's shapes", message.params, result.update)
+        _check_same_shapes("mutable state of the model's", message.mutable, result.mutable)
     at_server = message
     if method.server_message is not None:
         at_server = traced("method.server_message", method.server_message, server)
@@ -111,6 +114,15 @@ def check_method(
         )
         check_same("method.set_model must return a state as method.init makes it", server, after)
     return message, result
+
+
+def _check_same_shapes(promise: str, expected: PyTree, actual: PyTree) -> None:
+    """Arrays of other shapes would be broadcast over the model's."""
+    shapes = (
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
+        for tree in (expected, actual)
+    )
+    check_same(f"method.client_update must return {promise}, or have sends_models=False", *shapes)
 
 
 def _as_result(result: Any) -> Any:

@@ -89,7 +89,8 @@ class FederatedData:
         if len(named) != 1:
             raise ValueError(
                 "from_arrays needs exactly one of client_of_row, partition and offsets, "
-                f"but got {' and '.join(named) if named else 'none of them'}"
+                f"but got {' and '.join(named) if named else 'none of them'}; for examples "
+                "without clients it is offsets=[0, number of examples]"
             )
         columns = _checked_columns(columns)
         num_examples = len(next(iter(columns.values())))

@@ -58,7 +58,7 @@ def remembering_method() -> FederatedMethod:
             {},
         ),
         variables=lambda server: server,
-        set_model=lambda server, new, reset_optimizer: new,
+        set_model=lambda server, new, reset: new,
         init_client_state=lambda: {"visits": np.float32(0), "seen": np.full(2, 3, np.float32)},
     )
 

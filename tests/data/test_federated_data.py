@@ -175,7 +175,7 @@ X = {"x": np.arange(4)}
     ("arguments", "message"),
     [
         ({"offsets": [0, 4], "partition": [[0]]}, "exactly one of"),
-        ({}, "none of them"),
+        ({}, "none of them; for examples without clients it is offsets="),
         ({"offsets": [0, 3]}, "offsets must run from 0 to the number of rows, 4, got 0 to 3"),
         ({"offsets": [1, 4]}, "got 1 to 4"),
         ({"offsets": [0, 3, 2, 4]}, "must not decrease, got 3 then 2 at client index 1"),

@@ -300,7 +300,11 @@ WRONG_METHODS = {
     ),
     "an update of other shapes": (
         of_client(update={"w": jnp.ones(5)}),
-        r"method.server_update ",
+        r"client_update must return an update of the model's shapes, .* has float32\[5\] in place of ",
+    ),
+    "an update that would be broadcast": (
+        of_client(update={"w": jnp.zeros(())}),
+        r"client_update must return an update of the model's shapes, or have sends_models=False",
     ),
     "another column": (
         {"client_update": lambda message, row, data, key, hyper: data.columns["pixels"]},

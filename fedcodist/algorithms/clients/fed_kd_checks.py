@@ -28,7 +28,11 @@ def map_shapes(
     mutual: MutualLosses,
 ) -> list[tuple[int, int]]:
     """The shapes of W^h; none if it is the identity. Raises ValueError if the models do not fit."""
-    example = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+    on_device = jax.dtypes.canonicalize_dtype
+    example = {
+        name: jax.ShapeDtypeStruct((1, *column.shape[1:]), on_device(column.dtype))
+        for name, column in columns.items()
+    }
     batch = jax.eval_shape(training.preprocess, example, jax.random.key(0), jnp.zeros(1, jnp.int32))
 
     def outputs(model: Model) -> LayerOutputs:

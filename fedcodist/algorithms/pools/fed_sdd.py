@@ -177,8 +177,7 @@ def fed_sdd(
                 )
                 # Where k > 0, w*_{t,k} is w_{t,k}.
                 return models | {
-                    name: method.set_model(models[name], taught[name], reset_optimizer=False)
-                    for name in students
+                    name: method.set_model(models[name], taught[name], False) for name in students
                 }
 
             models = jax.lax.cond(round.index >= teaching.warm_up, teach, lambda same: same, models)

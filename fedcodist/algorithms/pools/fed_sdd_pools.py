@@ -218,7 +218,7 @@ def taught_servers(
     networks = {name: method.model for name, method in learners.items()}
     taught = learn(networks, starts, teacher, distillation=distillation, teaching=teaching)
     return {
-        name: method.set_model(servers[name], taught[name], reset_optimizer=False)
+        name: method.set_model(servers[name], taught[name], False)
         for name, method in learners.items()
     }
 

@@ -240,7 +240,7 @@ def set_models(
 ) -> dict[str, PyTree]:
     """Every pool's server with another model, and with a fresh optimizer if `reset_optimizer`."""
     return {
-        name: pool.method.set_model(state[name], models[name], reset_optimizer=reset_optimizer)
+        name: pool.method.set_model(state[name], models[name], reset_optimizer)
         for name, pool in pools.items()
     }
 
