@@ -125,7 +125,7 @@ def public_of(data: Data) -> Any:
     if data.public is None:
         raise ValueError(
             f"data.name must be one of {sorted([*PUBLIC_PRIVATE, *PRIMARY])}, or return a Data with "
-            "public examples, for methods that need them."
+            "`public`, for methods that need public examples."
         )
     return data.public
 

@@ -105,8 +105,8 @@ def call_callbacks(
 
 
 def _is_meant_as_decision(returned: Any) -> bool:
-    """Whether a value looks like a decision to stop; others, such as what `print` returns, do not."""
-    return isinstance(returned, bool | str) or str(getattr(returned, "dtype", "")) == "bool"
+    """Whether a value looks like a decision to stop; others, such as a number of bytes, do not."""
+    return isinstance(returned, bool) or str(getattr(returned, "dtype", "")) == "bool"
 
 
 def _check_parameters(callback: Callback) -> None:

@@ -38,7 +38,7 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.divergence import check_finite, check_finite_models
-from fedcodist.run.experiment_checks import check_settings, check_storable
+from fedcodist.run.experiment_checks import check_settings, check_start, check_storable
 from fedcodist.run.identity import identity_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
@@ -191,6 +191,8 @@ def run_experiment(
     check_text("name", name)
     experiment = _with_federated_splits(experiment)
     checkpoint_every = check_experiment(experiment)
+    if experiment.start is not None:
+        check_start(experiment)
     check_callbacks(callbacks, experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()

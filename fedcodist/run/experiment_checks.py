@@ -77,12 +77,10 @@ def check_settings(experiment: Any) -> int:
     filled = check_algorithm(experiment.algorithm, experiment.data)
     check_models(experiment, filled)
     check_data(experiment)
-    if experiment.start is not None:
-        _check_start(experiment)
     return every
 
 
-def _check_start(experiment: Any) -> None:
+def check_start(experiment: Any) -> None:
     """Raises ValueError unless `start` has the leaves of the algorithm's state, for every seed."""
     keys = jax.random.split(jax.random.key(0), experiment.seeds)
     needed = _leaves(jax.eval_shape(jax.vmap(experiment.algorithm.init), keys))

@@ -314,10 +314,6 @@ def test_means_over_seeds_and_models_and_undefined_values():
         (lambda: None, r"^callbacks must be functions of records, .* got one of \(\): too many"),
         (lambda records: True, r"^callbacks must return a Decision, .* or None, got True\.$"),
         (lambda records: np.bool_(True), r"^callbacks must return a Decision, .* or None, got "),
-        (
-            lambda records: "it is enough",
-            r"^callbacks must return .* or None, got 'it is enough'\.$",
-        ),
     ],
 )
 def test_what_does_not_fit_the_experiment_is_one_line(callback, message):
