@@ -37,6 +37,7 @@ def check_settings(config: ConfigDict) -> None:
     """
     if isinstance(config.get("pools"), ConfigDict):
         check_names("pools", config.pools)
+    closed = _closed(config)
     for path, value in _settings(config):
         if is_group := path in _GROUPS or _matching(path, _GROUPS):
             if not isinstance(value, ConfigDict) and not (
@@ -47,8 +48,8 @@ def check_settings(config: ConfigDict) -> None:
             check(path, value)
         elif isinstance(value, ConfigDict) and (nearest := _misspelt_group(path, config)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
-        elif path.startswith(_closed(config)) and not path.startswith(_OF_FUNCTIONS):
-            known = [name for name in ALLOWED if name.startswith(_closed(config))]
+        elif path.startswith(closed) and not path.startswith(_OF_FUNCTIONS):
+            known = [name for name in ALLOWED if name.startswith(closed)]
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
@@ -57,9 +58,7 @@ def check_settings(config: ConfigDict) -> None:
 
 def _closed(config: ConfigDict) -> tuple[str, ...]:
     """Beginnings of paths under which there are no settings of one's own."""
-    if is_reference((config.get("data") or {}).get("name")):
-        return _CLOSED
-    return (*_CLOSED, "data.")
+    return _CLOSED if is_reference(_value(config, "data", "name")) else (*_CLOSED, "data.")
 
 
 def _misspelt_group(path: str, config: ConfigDict) -> str:
@@ -67,14 +66,24 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
 
     A method of one's own may have a group with its name.
     """
-    chosen = [
-        (config.get(group) or {}).get(setting)
-        for group, setting in (("training", "method"), ("algorithm", "name"))
-    ]
-    if path.rpartition(".")[2] in [str(method).rpartition(":")[2] for method in chosen]:
+    chosen = _value(config, "training", "method"), _value(config, "algorithm", "name")
+    *of, name = path.split(".")
+    if name in [str(method).rpartition(":")[2] for method in chosen]:
         return ""
-    known = [group for group in _known_groups() if group.count(".") == path.count(".")]
-    return next(iter(difflib.get_close_matches(path, known, n=1, cutoff=0.9)), "")
+    # A star stands for the name of a pool or a domain.
+    known = [group.split(".") for group in _known_groups()]
+    beside = [group for group in known if len(group) == len(of) + 1]
+    spelt = [
+        ".".join([*of, group[-1]])
+        for group in beside
+        if fnmatchcase(path, ".".join([*group[:-1], "*"]))
+    ]
+    return next(iter(difflib.get_close_matches(path, spelt, n=1, cutoff=0.9)), "")
+
+
+def _value(config: ConfigDict, group: str, name: str) -> Any:
+    """A setting's value; None where it or its group is missing, or the group is something else."""
+    return config[group].get(name) if isinstance(config.get(group), ConfigDict) else None
 
 
 @functools.cache

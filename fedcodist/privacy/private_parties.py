@@ -32,7 +32,8 @@ def private_scores(clip: float, noise_multiplier: float, max_weight: float = 1.0
     Probabilities have a norm of at most 1, so clip=1 does not change them. Their noised mean is not a
     distribution; DS-FL's 'era' turns it into one.
 
-    The guarantee protects all data on which a party trains. The shared examples, the number of parties
+    The guarantee protects all data on which a party trains, as they are given: if all parties' data were
+    centred by a common mean, it does not protect the mean. The shared examples, the number of parties
     and their weights are public. Metrics of parties, such as losses and accuracies, are not protected.
 
     Args:

@@ -179,6 +179,7 @@ def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
         ("data.partiton", "data.partition"),
         ("metric", "metrics"),
         ("callback", "callbacks"),
+        ("pools.small.teachng", "pools.small.teaching"),
     ],
 )
 def test_a_misspelt_group_is_named(path, nearest):
@@ -198,6 +199,13 @@ def test_ones_own_data_partition_and_method_have_settings_of_their_own():
     check_settings(ConfigDict({"data": {"name": "digits", "partition": partition}}))
     training = {"method": "mine:fed_kd2", "fed_kd2": {"weight": 1.0}}
     check_settings(ConfigDict({"training": training}))
+
+
+@pytest.mark.parametrize("group", ["data", "training", "algorithm"])
+def test_what_is_no_group_is_named(group):
+    config = ConfigDict({"evaluation": {"every": 3}, "more": {"x": 1}, group: 3})
+    with pytest.raises(TypeError, match=f"^{group} must be a group of settings, got 3"):
+        check_settings(config)
 
 
 def test_what_may_be_none():
