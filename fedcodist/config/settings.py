@@ -5,7 +5,6 @@ the range in which a value makes sense for any method.
 """
 
 import difflib
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,7 +13,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedcodist.config.references import is_reference
-from fedcodist.config.registry import CLIENTS, ENTRIES
 from fedcodist.core.checks import (
     MOST_EPOCHS,
     check_boolean,
@@ -71,7 +69,7 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
     if name in [str(method).rpartition(":")[2] for method in chosen]:
         return ""
     # A star stands for the name of a pool or a domain.
-    known = [group.split(".") for group in _known_groups()]
+    known = [group.split(".") for group in sorted(_GROUPS)]
     beside = [group for group in known if len(group) == len(of) + 1]
     spelt = [
         ".".join([*of, group[-1]])
@@ -84,12 +82,6 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
 def _value(config: ConfigDict, group: str, name: str) -> Any:
     """A setting's value; None where it or its group is missing, or the group is something else."""
     return config[group].get(name) if isinstance(config.get(group), ConfigDict) else None
-
-
-@functools.cache
-def _known_groups() -> list[str]:
-    methods = [f"training.{name}" for name, entry in ENTRIES.items() if entry.kind == CLIENTS]
-    return sorted({*_GROUPS, *methods})
 
 
 def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

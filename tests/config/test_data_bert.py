@@ -283,6 +283,15 @@ def test_mistakes_are_one_line(sentences, setting, value, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_server_that_distils_has_no_unlabelled_sentences(sentences):
+    config = config_of(sentences, "fed_avg,student")
+    with config.unlocked():
+        config.algorithm = {"name": "fed_df"}
+    message = r"^algorithm\.name='fed_df' cannot be used with data\.name='prepared_sentences'"
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+
+
 @pytest.fixture(scope="module")
 def pretrained(sentences, tmp_path_factory):
     """A file of four layers with 20 positions, as `pretrain_encoder` writes it, and its parameters."""

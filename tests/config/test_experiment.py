@@ -818,6 +818,13 @@ def test_mistakes_in_levels_are_one_line(change, message):
     assert "\n" not in str(error.value)
 
 
+def test_levels_may_have_a_group_that_is_none():
+    config = digits_codist.get_config("hetero_fl")
+    with config.ignore_type():
+        config.training.compression = None
+    build_experiment(config)
+
+
 def test_half_of_the_large_network_of_the_codistillation_paper_is_its_small_one():
     (create, shape), (small, _) = (networks.MODELS[f"cnn_{size}"] for size in ("large", "small"))
     shapes = lambda network: jax.tree.map(

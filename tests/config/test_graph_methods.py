@@ -427,6 +427,20 @@ def test_settings_are_chosen_on_held_out_images(tmp_path: Path):
         load_data(config)
 
 
+def test_held_out_images_need_labels_too(tmp_path: Path):
+    images = np.zeros((20, 32, 32, 3), np.uint8)
+    columns = {"image": images, "label": np.tile(np.arange(10), 2)}
+    whole = FederatedData.from_arrays(columns, offsets=[0, 20])
+    bare = FederatedData.from_arrays({"image": images}, offsets=[0, 20])
+    splits = {"train": whole, "test": whole, "held_out": bare}
+    about = {"data_set": "CIFAR-10"}
+    save_prepared(tmp_path / "data", splits, source="made up", licence="none", arguments=about)
+    config = cifar100_mhd.get_config("heads,s=100,1").data
+    config.update(folder=str(tmp_path / "data"), num_clients=2, labels_per_client=3, tested="test")
+    with pytest.raises(ValueError, match=r"^data\.folder .*held_out.*'label'"):
+        load_data(config)
+
+
 def test_machines_with_much_memory(monkeypatch):
     monkeypatch.setattr(graph_methods, "memory_for_checkpoints", lambda exchange, sharing: 2**40)
     check_experiment(build_experiment(digits_mhd.get_config()))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from experiments.configs import cifar_fed_md, cifar_fed_md_small, emnist_fed_md
@@ -415,6 +416,18 @@ def test_pooled_training_is_on_all_private_examples():
     experiment = phases.phase_experiment(config, data, "centralised")
     for name, column in data.splits["train"].columns.items():
         np.testing.assert_array_equal(experiment.data.data_sets[local_only.SHARED][name], column)
+
+
+def test_an_edited_optimizer_of_ones_own_is_not_the_cached_one(monkeypatch):
+    config = small_config()
+    config.algorithm.optimizer = f"{__name__}:slow"
+    before = phases._determinants(config, "public")
+    monkeypatch.setitem(globals(), "slow", lambda rate: optax.sgd(0.2 * rate))
+    assert phases._determinants(config, "public") != before
+
+
+def slow(rate):
+    return optax.sgd(0.1 * rate)
 
 
 def test_a_corrupt_file_is_made_again(config_and_models, capsys):

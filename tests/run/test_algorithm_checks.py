@@ -21,6 +21,9 @@ from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool_rounds import set_models
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import communication_of
 from fedcodist.core.inputs import Selection
@@ -340,6 +343,17 @@ def test_a_wrong_method_is_one_line(case):
     with pytest.raises((TypeError, ValueError), match=message) as raised:
         communication_of(make_method()._replace(**changes), DATA.columns)
     assert "\n" not in str(raised.value)
+
+
+def test_the_last_argument_of_set_model_may_have_any_name():
+    method = make_method()
+    renamed = method._replace(
+        set_model=lambda server, model, reset: method.set_model(server, model, reset)
+    )
+    communication_of(compressed(renamed, 2, downlink=quantisation(8)), DATA.columns)
+    server = renamed.init(jax.random.key(0))
+    pools = {"main": Pool(renamed, np.arange(3), 2)}
+    set_models(pools, {"main": server}, {"main": renamed.variables(server)})
 
 
 def test_rows_of_a_method_are_checked():

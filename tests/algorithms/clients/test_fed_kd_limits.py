@@ -140,6 +140,14 @@ def test_without_learning_nothing_moves_and_nothing_is_a_nan(exchange):
     assert metrics["pool/client_bytes_up"] <= tree_bytes(student) + 4
 
 
+def test_columns_that_jax_narrows_give_no_warning(recwarn):
+    columns = {name: np.asarray(column, np.float64) for name, column in COLUMNS.items()}
+    columns["label"] = np.asarray(COLUMNS["label"], np.int64)
+    with jax.enable_x64(False):
+        fed_kd(TEACHER, STUDENT, columns, TRAINING)
+    assert not [each for each in recwarn if "Explicitly requested dtype" in str(each.message)]
+
+
 def test_clients_without_examples_have_no_weight():
     model = softmax_regression(INPUTS, LABELS)
     columns = random_clients((3,), INPUTS, LABELS).columns
