@@ -199,13 +199,8 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
         config = each.config
         name = method_of(config)
         same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
-        differing = differing_keys(same)
-        short = [key.rsplit(".", 1)[-1] for key in differing]
         settings = settings_of_run(each)
-        parts = [
-            f"{last if short.count(last) == 1 else key}={shown_setting(settings, key)}"
-            for key, last in zip(differing, short, strict=True)
-        ]
+        parts = differing_settings(settings, same)
         base = METHOD_NAMES.get(name, name)
         if mapping_of(config, "phases").get("stopping") == "test_data":
             base += ", phases stopped on test data"
@@ -219,6 +214,16 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
         else:
             labels.append(f"{base} ({', '.join(parts)})" if parts else base)
     return labels
+
+
+def differing_settings(own: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One run's `name=value` of the settings that differ among several; a name is short if it can be."""
+    differing = differing_keys(alike)
+    short = [key.rsplit(".", 1)[-1] for key in differing]
+    return [
+        f"{last if short.count(last) == 1 else key}={shown_setting(own, key)}"
+        for key, last in zip(differing, short, strict=True)
+    ]
 
 
 def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,9 +12,8 @@ from fedcodist.report.collection import (
     Collection,
     Method,
     curve,
-    differing_keys,
+    differing_settings,
     flatten,
-    shown_setting,
     with_identity,
 )
 from fedcodist.report.styles import styles
@@ -74,8 +73,16 @@ def privacy_plot(collection: Collection) -> "Figure | None":
         axes.set_title(f"{model} model", fontsize=10)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel(f"{split_name(split).capitalize()} accuracy (%); dashed: without noise")
+    # About eleven letters are as wide as an inch, and a line's picture as eight letters.
+    fitting = int(11 * figure.get_figwidth()) // (8 + max(map(len, shown)))
+    columns_of_legend = min(3, max(1, fitting))
     figure.legend(
-        shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9, frameon=False
+        shown.values(),
+        shown,
+        loc="outside lower center",
+        ncols=columns_of_legend,
+        fontsize=9,
+        frameon=False,
     )
     return figure
 
@@ -86,7 +93,7 @@ def _labels(groups: Sequence[str], names: Sequence[str]) -> list[str]:
     labels = []
     for own, name in zip(settings, names, strict=True):
         alike = [each for each, other in zip(settings, names, strict=True) if other == name]
-        parts = [f"{key}={shown_setting(own, key)}" for key in differing_keys(alike)]
+        parts = differing_settings(own, alike)
         labels.append(", ".join([METHOD_NAMES.get(name, name), *parts]))
     return labels
 

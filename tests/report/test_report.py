@@ -639,7 +639,11 @@ def test_budgets_of_one_method_with_two_settings_have_a_label_each(tmp_path):
     figure = privacy_plot.privacy_plot(collection_lib.collect([tmp_path]))
     (legend,) = figure.legends
     labels = sorted(text.get_text().rpartition(", ")[2] for text in legend.get_texts())
-    assert labels == ["training.rate=0.01", "training.rate=0.1"]
+    assert labels == ["rate=0.01", "rate=0.1"]
+    # None of them is cut off.
+    figure.draw_without_rendering()
+    edges = legend.get_window_extent()
+    assert 0 <= edges.x0 < edges.x1 <= figure.bbox.x1
 
 
 def run_of_a_script(workdir, width=8, rounds=2, seed=0):
