@@ -192,6 +192,7 @@ def compressed(
         set_model=set_model,
         init_client_state=lambda: first_client_state(method, uplink),
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
+        num_rounds=num_rounds,
         gradient=None,  # use `observe_gradient` instead
     )
 

@@ -92,6 +92,8 @@ class FederatedMethod(NamedTuple):
         it has adapted them to its own examples. Names are those of `personal_models`, and SHARED_MODEL
         for the shared model. None: they are the models after `client_update`.
       privacy: for privacy accounting; None if the method's sums are not private.
+      num_rounds: the most rounds of a run, if something in the method changes over the run, such as a
+        compressor's threshold; else None.
       server_message: server -> the message that `reduce.finalize` gets. It may also hold what only the
         server knows, such as the state of its noise. None: it is the message that clients download.
     """
@@ -115,6 +117,7 @@ class FederatedMethod(NamedTuple):
         Callable[[PyTree, PyTree, ClientData, jax.Array, PyTree], dict[str, Variables]] | None
     ) = None
     privacy: PrivateSends | None = None
+    num_rounds: int | None = None
     server_message: Callable[[PyTree], PyTree] | None = None
 
 
@@ -223,6 +226,7 @@ class FederatedAlgorithm(NamedTuple):
         `predictors`, see `all_client_models`.
       privacy: pool -> PrivateCohorts, for every pool whose cohorts are drawn independently. Empty if no
         pool's method is private.
+      num_rounds: the most rounds of a run, if a schedule was made for so many; else None.
     """
 
     name: str
@@ -240,6 +244,7 @@ class FederatedAlgorithm(NamedTuple):
     host_state: HostState | None = None
     client_models: Mapping[str, ClientModels] = {}
     privacy: Mapping[str, PrivateCohorts] = {}
+    num_rounds: int | None = None
 
 
 def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:

@@ -29,6 +29,12 @@ def check_settings(experiment: Any) -> int:
     """
     for name in ("rounds", "evaluate_every", "seeds", "evaluation_batch_size", "evaluate_clients"):
         check_integer(name, getattr(experiment, name), low=1)
+    most = experiment.algorithm.num_rounds
+    if most is not None and experiment.rounds > most:
+        raise ValueError(
+            f"rounds must be at most the num_rounds={most} for which {experiment.algorithm.name} was "
+            f"made, got {experiment.rounds}."
+        )
     check_integer("seed", experiment.seed, low=0)
     if experiment.seed + experiment.seeds > 2**31:
         raise ValueError(

@@ -476,6 +476,16 @@ def test_bad_settings_are_one_line_before_anything_compiles(settings, error, mes
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_no_longer_than_the_schedules_of_its_algorithm():
+    experiment = make_experiment()
+    enough = experiment._replace(algorithm=experiment.algorithm._replace(num_rounds=5))
+    check_experiment(enough)
+    check_experiment(enough._replace(rounds=4))
+    message = "rounds must be at most the num_rounds=5 for which fed_avg was made, got 6"
+    with pytest.raises(ValueError, match=message):
+        check_experiment(enough._replace(rounds=6))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_rows_that_the_algorithm_was_told_of(stream):
     """With a larger number the last example would be drawn again and again without an error."""

@@ -104,6 +104,7 @@ def decentralised_fed_avg(
         round_,
         lambda state, architecture: state[architecture].variables,
         _communication(groups, None if graph is None else edges),
+        num_rounds=num_rounds,
     )
 
 

@@ -173,6 +173,7 @@ def decentralised_periodic_codistillation(
         answers_communication(groups, edges, num_rounds, answers, num_classes),
         lambda round, key: {PUBLIC: public_indices(answers, round, key)[None]},
         {PUBLIC: answers.num_public},
+        num_rounds=num_rounds,
     )
 
 

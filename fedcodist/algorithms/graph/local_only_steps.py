@@ -110,6 +110,7 @@ def local_only_steps(
         same_for_all(groups, Communication(down=0, up=0)),
         select_examples,
         {} if num_shared is None else {SHARED: num_shared},
+        num_rounds=num_rounds,
     )
 
 

@@ -192,6 +192,7 @@ def multi_headed_distillation(
         mhd_costs.communication(groups, schedule, num_rounds, *sent),
         select_examples,
         {PUBLIC: num_public},
+        num_rounds=num_rounds,
     )._replace(notes=notes, host_state=host_banks)
 
 

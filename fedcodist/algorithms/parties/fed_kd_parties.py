@@ -219,4 +219,5 @@ def fed_kd_parties(
         lambda state, group: state.models[group].variables,
         same_for_all(groups, Communication(down=size, up=size)),
         other_predictors={STUDENT: single_model(student, lambda state: state.student)},
+        num_rounds=num_rounds if uplink or downlink else None,
     )

@@ -92,6 +92,7 @@ def assemble(
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
     data_set_sizes: Mapping[str, int] = {},
     other_predictors: Mapping[str, Predictor] = {},
+    num_rounds: int | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of parties from a function of one round.
 
@@ -104,6 +105,7 @@ def assemble(
       select_examples: (round, key) -> data set -> indices of the round's examples of other data sets.
       data_set_sizes: data set -> examples that it must have.
       other_predictors: models that are no party's, such as a server's.
+      num_rounds: the most rounds of a run, if a schedule was made for so many.
     """
     everyone = jnp.asarray(all_clients(groups))
     return FederatedAlgorithm(
@@ -117,6 +119,7 @@ def assemble(
         communication=communication,
         num_clients=num_clients(groups),
         data_set_sizes=data_set_sizes,
+        num_rounds=num_rounds,
     )
 
 

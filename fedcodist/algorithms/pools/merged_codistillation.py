@@ -141,6 +141,7 @@ def merged_codistillation(
         select_examples,
         {UNLABELLED: num_unlabelled},
         hyper_of_methods=lambda hyper: hyper.codistillation.methods,
+        num_rounds=num_rounds,
     )
 
 

@@ -113,4 +113,5 @@ def periodic_codistillation(
         round_,
         select_examples,
         {UNLABELLED: num_unlabelled},
+        num_rounds=num_rounds,
     )

@@ -65,6 +65,7 @@ def assemble(
     servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
     hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
     drawn: Mapping[str, Pool] | None = None,
+    num_rounds: int | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm from pools and a function of one round.
 
@@ -77,12 +78,14 @@ def assemble(
       hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; by default the field `methods`
         of `hyper`, or else `hyper` itself.
       drawn: the pools whose cohorts are drawn independently, if `pools` are groups of these cohorts.
+      num_rounds: the most rounds of a run, if a schedule was made for so many. Methods may have less.
     """
     has_server = servers is None
     hyper_of = hyper_of_methods or _hyper_of_methods
     servers = servers or (lambda state: state)
 
     check_columns("columns", columns)
+    lengths = [num_rounds, *(pool.method.num_rounds for pool in pools.values())]
 
     def init(key: jax.Array) -> dict[str, PyTree]:
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
@@ -127,6 +130,7 @@ def assemble(
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
         client_models={n: client_models(n, pool, servers, hyper_of) for n, pool in pools.items()},
         privacy=private_cohorts(pools if drawn is None else drawn),
+        num_rounds=min((length for length in lengths if length is not None), default=None),
     )
 
 

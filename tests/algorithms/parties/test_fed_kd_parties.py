@@ -136,7 +136,7 @@ def averaged_by_adam(model):
 def test_full_rank_is_no_compression_and_lower_ranks_are_counted():
     names = ["wide", "narrow", "wide"]
     plain = run(parties(names))
-    full = run(parties(names, uplink=svd(1.0, 1.0), downlink=svd(1.0, 1.0)))
+    full = run(parties(names, num_rounds=ROUNDS, uplink=svd(1.0, 1.0), downlink=svd(1.0, 1.0)))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
         state_of(full).student.params,
