@@ -167,6 +167,7 @@ _MODULE_OF = {
     "local_only": "algorithms.parties.local_only",
     "local_only_steps": "algorithms.graph.local_only_steps",
     "merged_codistillation": "algorithms.pools.merged_codistillation",
+    "models_of_client": "run.models_of_client",
     "moon": "algorithms.clients.moon",
     "multi_headed": "models.multi_headed",
     "multi_headed_distillation": "algorithms.graph.multi_headed_distillation",

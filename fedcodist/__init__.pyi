@@ -181,6 +181,7 @@ from fedcodist.run.experiment import run_experiment as run_experiment
 from fedcodist.run.export import load_model as load_model
 from fedcodist.run.export import save_model as save_model
 from fedcodist.run.fedjax_adapter import as_fedjax as as_fedjax
+from fedcodist.run.models_of_client import models_of_client as models_of_client
 from fedcodist.run.sources import StreamedData as StreamedData
 from fedcodist.run.sources import resident_data as resident_data
 from fedcodist.run.stopping import KeepBest as KeepBest

@@ -55,6 +55,7 @@ class Model(NamedTuple):
       num_classes: width of the outputs.
       mean_loss: (outputs, batch, mask) -> mean of `loss` over the mask's examples, for losses with a
         cheaper way to compute it; else None.
+      inputs: the columns that the network reads; empty if they are not known.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -63,6 +64,7 @@ class Model(NamedTuple):
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric]
     num_classes: int
     mean_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None
+    inputs: tuple[str, ...] = ()
 
     def outputs(self, variables: Variables, batch: Batch) -> Any:
         """The network's outputs for a batch, in evaluation mode."""
@@ -368,6 +370,7 @@ def _finish(
         loss=loss,
         metrics={"accuracy": metrics_lib.accuracy()} if metrics is None else dict(metrics),
         num_classes=jax.tree.leaves(outputs)[0].shape[-1],
+        inputs=tuple(example_batch),
     )
 
 

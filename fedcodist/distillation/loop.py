@@ -180,6 +180,7 @@ def distillation_loop(
       step(carry, index) -> (carry, student's name -> loss).
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
+    _check_mixed_column(models, settings)
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Devices must not use the same dropout for their parts, so dropout depends on their number.
     devices, device = this_device(axis_name)
@@ -380,6 +381,16 @@ def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]
 
         return reverse
     raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
+
+
+def _check_mixed_column(models: Mapping[str, Model], settings: Distillation) -> None:
+    """Raises ValueError if mixup would change a column that a student's network does not read."""
+    for name, model in models.items():
+        if settings.mixup_beta > 0 and model.inputs and settings.inputs not in model.inputs:
+            raise ValueError(
+                f"distillation.inputs must be one of {list(model.inputs)} for mixup, got "
+                f"{settings.inputs!r}: the model of {name!r} reads no other columns."
+            )
 
 
 def _divergence_from(

@@ -134,6 +134,7 @@ class Outcome(NamedTuple):
       state: the algorithm's last state, leaves [seeds, ...], for a later phase's `start`.
       kept: what a callback such as `KeepBest` has kept; None where none did.
       clients: split -> model -> ClientMetrics of the last evaluation of `client_splits`.
+      client_states: what clients keep, such as personal models; `models_of_client` reads it.
     """
 
     records: list[Record]
@@ -142,6 +143,7 @@ class Outcome(NamedTuple):
     state: PyTree = None
     kept: Kept | None = None
     clients: Mapping[str, Mapping[str, ClientMetrics]] = {}
+    client_states: PyTree = None
 
 
 def run_experiment(
@@ -425,7 +427,15 @@ def _run(
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
-    return Outcome(records, variables, summary, trained.state, kept, evaluator.newest())
+    return Outcome(
+        records,
+        variables,
+        summary,
+        trained.state,
+        kept,
+        evaluator.newest(),
+        trained.client_states if host_client_states is None else host_client_states,
+    )
 
 
 def _seeds(experiment: Experiment) -> np.ndarray:
@@ -470,10 +480,7 @@ def _kept(
     records: Sequence[Record],
     last_round: int,
 ) -> tuple[Kept | None, dict[str, Any] | None]:
-    """(Kept, metrics of its models, also on final splits), or (None, None).
-
-    Afterwards the states of clients on the host are the kept ones.
-    """
+    """(Kept, metrics of its models, also on final splits), or (None, None)."""
     like = whole_state_shapes(
         trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
     )
@@ -485,11 +492,15 @@ def _kept(
     if kept_state.round != last_round and experiment.final_splits:
         # A run that has grown since was evaluated on them in this round, its last one then.
         of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
+        last = None
         if host_client_states:
+            last = host_client_states.state()
             host_client_states.restore(client_states)
             client_states = None
         best = Trained(*replicate((state, client_states), mesh))
         evaluation = evaluate(best, on_devices(experiment.final_splits, mesh))
+        if host_client_states and last is not None:
+            host_client_states.restore(last)
         of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
     kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))
     return kept, final_metrics(of_round, kept.round)

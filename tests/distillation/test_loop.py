@@ -452,6 +452,34 @@ def test_mixup_names_its_inputs():
         _distilled_outputs(lambda variables, batch: 0.0, mixup_beta=2.0, inputs="x")
 
 
+def test_mixup_of_a_column_that_the_network_does_not_read_is_refused():
+    """It would change nothing, and nobody would know."""
+    model = from_flax_linen(MLP((4,), classes=3), jnp.zeros((1, 6)), inputs="pixels")
+    both = {name: jnp.zeros((7, 6)) for name in ("image", "pixels")}
+    indices = jnp.zeros((STEPS, BATCH), jnp.int32)
+
+    def students(inputs, mixup_beta):
+        start = {"a": model.init(KEY)}
+        return distill(
+            {"a": model},
+            start,
+            {"a": as_teacher(model, start["a"])},
+            lambda student, logits: jax.nn.softmax(logits["a"]),
+            Examples(both, indices),
+            KEY,
+            {"a": 0.1},
+            Distillation(STEPS, BATCH, mixup_beta=mixup_beta, inputs=inputs),
+        ).students
+
+    jax.eval_shape(lambda: students("pixels", 2.0))
+    jax.eval_shape(lambda: students("image", 0.0))
+    message = (
+        r"distillation.inputs must be one of \['pixels'\] for mixup, got 'image': the model of 'a'"
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: students("image", 2.0))
+
+
 @pytest.mark.parametrize(
     "train", [distill, functools.partial(distill_averaged, WeightAveraging(1, 1), 5)]
 )

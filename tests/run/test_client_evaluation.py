@@ -79,6 +79,31 @@ def of_seed(variables, seed):
     return jax.tree.map(lambda leaf: leaf[seed], variables)
 
 
+def assert_models_are_those_measured(run, outcome, test, networks, names):
+    """The models of each client have the accuracies that the run has measured, on both seeds.
+
+    Args:
+      run, outcome: the experiment and its outcome.
+      test: the split "own".
+      networks: name -> Model.
+      names: client -> name of the model in the split -> name among the client's models.
+    """
+    for client, models in names.items():
+        found = fc.models_of_client(run, outcome, client)
+        assert set(found) == set(models.values())
+        for measured, name in models.items():
+            of_clients = outcome.clients["own"].get(measured)
+            if of_clients is None or client not in of_clients.clients:
+                continue
+            place = of_clients.clients.tolist().index(client)
+            for seed in range(2):
+                accuracy, loss = plain_accuracy(
+                    networks[name], of_seed(found[name], seed), test.client(client)
+                )
+                assert of_clients.metrics["accuracy"][seed, place] == pytest.approx(accuracy)
+                assert of_clients.metrics["loss"][seed, place] == pytest.approx(loss, rel=1e-5)
+
+
 def test_shared_models_are_measured_on_each_clients_own_examples(data, dealt):
     train, test = dealt
     outcome = fc.run_experiment(
@@ -183,9 +208,8 @@ def test_every_party_is_measured_on_its_own_examples(dealt):
     train, test = dealt
     groups = {"wide": fc.PartyGroup(network(8), [0, 4]), "thin": fc.PartyGroup(MODEL, [1, 2, 3])}
     algorithm = fc.local_only(groups, TRAINING, hyper=LocalOnlyHyper(0.1))
-    outcome = fc.run_experiment(
-        experiment(train, algorithm, client_splits={"own": test}), show_progress=False
-    )
+    run = experiment(train, algorithm, client_splits={"own": test})
+    outcome = fc.run_experiment(run, show_progress=False)
     measured = outcome.clients["own"]["parties"]
     assert list(outcome.clients["own"]) == ["parties"]
     assert measured.clients.tolist() == [0, 2, 3, 4]
@@ -197,6 +221,9 @@ def test_every_party_is_measured_on_its_own_examples(dealt):
         )
         assert measured.metrics["accuracy"][1, place] == pytest.approx(accuracy)
         assert measured.metrics["loss"][1, place] == pytest.approx(loss, rel=1e-5)
+    names = {client: {"parties": party} for client, party in (parties | {1: "thin_1"}).items()}
+    networks = {party: groups[party.split("_")[0]].model for party in parties.values()}
+    assert_models_are_those_measured(run, outcome, test, networks, names)
 
 
 def test_the_centralised_models_are_measured_on_all_clients_of_their_architecture(dealt):
@@ -210,9 +237,8 @@ def test_the_centralised_models_are_measured_on_all_clients_of_their_architectur
     training = fc.StepTraining(batch_size=4, steps=2)
     algorithm = fc.centralised(groups, len(everything["label"]), 4, training)
     source = lambda data: fc.resident_data(data, {"shared": everything})
-    outcome = fc.run_experiment(
-        experiment(train, algorithm, source, client_splits={"own": test}), show_progress=False
-    )
+    run = experiment(train, algorithm, source, client_splits={"own": test})
+    outcome = fc.run_experiment(run, show_progress=False)
     measured = outcome.clients["own"]["parties"]
     assert measured.clients.tolist() == [0, 2, 3, 4]
     names = {0: "wide", 2: "thin", 3: "thin", 4: "wide"}
@@ -222,6 +248,9 @@ def test_the_centralised_models_are_measured_on_all_clients_of_their_architectur
             model = groups[name].model
             accuracy, _ = plain_accuracy(model, variables, test.client(client))
             assert measured.metrics["accuracy"][seed, place] == pytest.approx(accuracy)
+    networks = {name: group.model for name, group in groups.items()}
+    of_clients = {client: {"parties": name} for client, name in names.items()}
+    assert_models_are_those_measured(run, outcome, test, networks, of_clients)
 
 
 def teachers(train):
@@ -232,17 +261,40 @@ def teachers(train):
 
 def test_streamed_data_give_the_same_numbers(dealt):
     train, test = dealt
-    run = lambda source: fc.run_experiment(
-        experiment(train, teachers(train), source, client_splits={"own": test}),
-        show_progress=False,
-    )
-    resident, streamed = run(fc.resident_data).clients, run(fc.StreamedData).clients
+    runs = [
+        experiment(train, teachers(train), source, client_splits={"own": test})
+        for source in (fc.resident_data, fc.StreamedData)
+    ]
+    outcomes = [fc.run_experiment(run, show_progress=False) for run in runs]
+    resident, streamed = (outcome.clients for outcome in outcomes)
     assert {"large", "large_teachers", "large_teachers_fine_tuned"} <= resident["own"].keys()
     for model, measured in resident["own"].items():
         other = streamed["own"][model]
         assert measured.clients.tolist() == other.clients.tolist()
         for name, values in measured.metrics.items():
             np.testing.assert_allclose(other.metrics[name], values, rtol=1e-5, err_msg=model)
+
+    # Teachers are kept by clients, on the device or on the host.
+    both = [pool + ending for pool in ("large", "small") for ending in ("", "_teachers")]
+    networks = {name: MODEL if name.endswith("_teachers") else network(5) for name in both}
+    names = {client: {name: name for name in both} for client in (0, 1, 3)}
+    names |= {client: {name: name for name in both[:2]} for client in (2, 4)}
+    for run, outcome in zip(runs, outcomes, strict=True):
+        assert_models_are_those_measured(run, outcome, test, networks, names)
+
+
+def test_only_clients_who_train_have_models(dealt):
+    train, _ = dealt
+    run = experiment(train, two_pools(train, clients=(np.arange(4), np.array([0, 1, 3]))))
+    outcome = fc.run_experiment(run, show_progress=False)
+    with pytest.raises(
+        ValueError, match="client must be one of those who train in fed_avg, of 0 to"
+    ):
+        fc.models_of_client(run, outcome, 4)
+    with pytest.raises(ValueError, match="client must be at least 0, got -1"):
+        fc.models_of_client(run, outcome, -1)
+    with pytest.raises(TypeError, match="outcome must be an Outcome, got"):
+        fc.models_of_client(run, outcome.variables, 0)
 
 
 def test_measuring_clients_changes_nothing_of_the_training(dealt):
