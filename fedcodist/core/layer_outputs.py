@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
-from fedcodist.core.metrics import Statistic
+from fedcodist.core.checks import check_function, shown
+from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 
@@ -89,19 +90,51 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
     return plain._replace(
         apply=apply,
         loss=of_logits(plain.loss),
-        metrics={name: _metric_of_logits(metric) for name, metric in plain.metrics.items()},
+        metrics=metrics_of_logits(plain.metrics),
     )
 
 
-def _metric_of_logits(metric: Statistic | SummedMetric) -> Statistic | SummedMetric:
-    if isinstance(metric, SummedMetric):
-        return metric._replace(sums=of_logits(metric.sums))
-    return of_logits(metric)
+def metrics_of_logits(
+    metrics: Mapping[str, Statistic | SummedMetric] | None,
+    logits: Callable[[Any], Any] | None = None,
+) -> dict[str, Statistic | SummedMetric]:
+    """Makes metrics of logits accept a network's whole outputs.
+
+    Args:
+      metrics: name -> statistic or SummedMetric; by default accuracy.
+      logits: the logits of the network's outputs; by default `logits_of`.
+
+    Raises:
+      TypeError: `metrics` is no mapping.
+    """
+
+    def of_outputs(metric: Statistic | SummedMetric) -> Statistic | SummedMetric:
+        if isinstance(metric, SummedMetric):
+            return metric._replace(sums=of_logits(metric.sums, logits))
+        return of_logits(metric, logits)
+
+    if metrics is None:
+        metrics = {"accuracy": accuracy()}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be statistics by name, got {shown(metrics)}.")
+    return {name: of_outputs(metric) for name, metric in metrics.items()}
 
 
-def of_logits(function: Callable[[jax.Array, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Makes a loss or statistic of logits accept `LayerOutputs` too."""
-    return lambda outputs, batch: function(logits_of(outputs), batch)
+def loss_of_logits(
+    loss: Callable[[jax.Array, Batch], jax.Array],
+    logits: Callable[[Any], Any] | None = None,
+) -> Callable[[Any, Batch], jax.Array]:
+    """Makes a loss of logits accept a network's whole outputs. Raises TypeError if it is no function."""
+    check_function("loss", loss, ("logits", "batch"), "losses [batch]")
+    return of_logits(loss, logits)
+
+
+def of_logits(
+    function: Callable[[jax.Array, Any], Any], logits: Callable[[Any], Any] | None = None
+) -> Callable[[Any, Any], Any]:
+    """Makes a loss or statistic of logits accept `LayerOutputs` too; `logits` reads other outputs."""
+    read = logits or logits_of
+    return lambda outputs, batch: function(read(outputs), batch)
 
 
 def pooled(hidden: jax.Array) -> jax.Array:

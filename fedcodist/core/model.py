@@ -431,12 +431,12 @@ def check_part_trains(
       argument: the part's name in errors.
       name: the part's name in the network.
       part: a Flax linen module. If it has a parameter `train`, it is not checked.
-      model: of the whole network, made by `from_flax_linen`.
+      model: of the whole network, made by `from_flax_linen` with one column of inputs.
       example: inputs with a leading batch axis.
     """
     if TRAIN in part_arguments(part, **{TRAIN: True}):
         return
-    off = _linen_layers_off(model.init, model.apply, {"image": example})
+    off = _linen_layers_off(model.init, model.apply, dict.fromkeys(model.inputs, example))
     inside = [layer for layer in off if layer.split("/")[0] in (name, "batch_stats")]
     check_layers_train(argument, part, inside)
 

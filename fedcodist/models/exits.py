@@ -1,13 +1,14 @@
 """Networks with exits: a classifier after every block, so that the first blocks are a network too."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
 
-from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.layer_outputs import LayerOutputs, of_logits, pooled
-from fedcodist.core.model import Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits, pooled
+from fedcodist.core.metrics import Statistic
+from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
 
@@ -16,7 +17,14 @@ def digits_exits(depth: int | None = None) -> "Exits":
     return Exits([DenseBlock(64), DenseBlock(48), DenseBlock(32)], depth=depth)
 
 
-def with_exits(module: "Exits", example: jax.Array) -> Model:
+def with_exits(
+    module: "Exits",
+    example: jax.Array,
+    *,
+    inputs: str = "image",
+    loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
+    metrics: Mapping[str, Statistic | SummedMetric] | None = None,
+) -> Model:
     """A model of a network with exits; its outputs are `LayerOutputs`.
 
     `outputs.logits` are the mean of all exits' logits, and `outputs.hidden` the exits' logits, from the
@@ -25,8 +33,12 @@ def with_exits(module: "Exits", example: jax.Array) -> Model:
     Args:
       module: the network.
       example: inputs with a leading batch axis.
+      inputs: the column that the network reads.
+      loss: (logits [batch, classes], batch) -> losses [batch], of an exit's and of the mean logits.
+      metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
     Raises:
+      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
       ValueError: names a block whose training mode is set in another way than by `train`.
 
     >>> import jax.numpy as jnp
@@ -39,8 +51,9 @@ def with_exits(module: "Exits", example: jax.Array) -> Model:
     model = from_flax_linen(
         module,
         example,
-        loss=of_logits(cross_entropy),
-        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+        inputs=inputs,
+        loss=loss_of_logits(loss),
+        metrics=metrics_of_logits(metrics),
     )
     for index, block in enumerate(module.blocks[: module.depth]):
         check_part_trains(f"module.blocks[{index}]", f"blocks_{index}", block, model, example)

@@ -4,14 +4,16 @@ Methods of prototypes send mean embeddings. LG-FedAvg, FedPer and FedGH send or 
 methods need to know the head's parameters and its input.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 
-from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.layer_outputs import LayerOutputs, of_logits
-from fedcodist.core.model import Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits
+from fedcodist.core.metrics import Statistic
+from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
@@ -20,7 +22,14 @@ BACKBONE, EMBEDDING = "backbone", "embedding"
 
 
 def headed(
-    backbone: nn.Module, example: jax.Array, classes: int, width: int | None = None
+    backbone: nn.Module,
+    example: jax.Array,
+    classes: int,
+    width: int | None = None,
+    *,
+    inputs: str = "image",
+    loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
+    metrics: Mapping[str, Statistic | SummedMetric] | None = None,
 ) -> Model:
     """A model of a backbone and a linear head; its outputs are `LayerOutputs`.
 
@@ -34,8 +43,12 @@ def headed(
       example: inputs with a leading batch axis.
       classes: outputs of the head.
       width: of the embedding; that of the backbone where not given.
+      inputs: the column that the network reads.
+      loss: (logits [batch, classes], batch) -> losses [batch].
+      metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
     Raises:
+      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
       ValueError: numbers out of range, or a backbone that returns something else than [batch, width] or
         whose training mode is set in another way than by `train`.
 
@@ -49,8 +62,9 @@ def headed(
     model = from_flax_linen(
         Headed(backbone, classes, width),
         example,
-        loss=of_logits(cross_entropy),
-        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+        inputs=inputs,
+        loss=loss_of_logits(loss),
+        metrics=metrics_of_logits(metrics),
     )
     check_part_trains("backbone", BACKBONE, backbone, model, example)
     return model

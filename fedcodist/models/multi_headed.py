@@ -1,12 +1,14 @@
 """The networks of Multi-Headed Distillation: several linear heads share the embedding of a backbone."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core import metrics as metrics_lib
+from fedcodist.core.layer_outputs import loss_of_logits, metrics_of_logits, of_logits
+from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import (
     Batch,
     Model,
@@ -15,10 +17,12 @@ from fedcodist.core.model import (
     cross_entropy,
     from_flax_linen,
 )
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
 PyTree = Any
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
+AUXILIARY = "accuracy_head_"  # how the names of auxiliary heads' accuracies begin
 
 
 class HeadedOutputs(NamedTuple):
@@ -39,11 +43,16 @@ def multi_headed(
     classes: int,
     heads: int = 0,
     projection: int | None = None,
+    *,
+    inputs: str = "image",
+    loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
+    metrics: Mapping[str, Statistic | SummedMetric] | None = None,
 ) -> Model:
     """A model with a main head and auxiliary heads; its loss is the main head's.
 
-    Its metrics are `accuracy`, that of the main head, and `accuracy_head_1` and so on. Initial values of
-    backbone and main head do not depend on the number of auxiliary heads.
+    Its metrics are those of the main head, by default `accuracy`, and `accuracy_head_1` and so on of the
+    auxiliary heads. Initial values of backbone and main head do not depend on the number of auxiliary
+    heads.
 
     Args:
       backbone: module that returns embeddings [batch, width], such as `ResNet(blocks=3, classes=None)`;
@@ -54,8 +63,13 @@ def multi_headed(
       projection: width of a linear map of the embedding; its result replaces `embedding` in the outputs.
         Models with embeddings of different widths need it to compare them. Heads read the embedding
         itself.
+      inputs: the column that the network reads.
+      loss: (logits [batch, classes], batch) -> losses [batch], of the main head.
+      metrics: name -> statistic or SummedMetric of the main head's logits and the batch; by default
+        accuracy.
 
     Raises:
+      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
       ValueError: numbers out of range, or a backbone that returns something else.
     """
     check_part("backbone", backbone)
@@ -63,8 +77,9 @@ def multi_headed(
     model = from_flax_linen(
         network,
         example,
-        loss=main_head_loss,
-        metrics=head_accuracies(heads),
+        inputs=inputs,
+        loss=loss_of_logits(loss, main_logits),
+        metrics=metrics_of_logits(metrics, main_logits) | auxiliary_accuracies(heads),
     )
     check_part_trains("backbone", "backbone", backbone, model, example)
     return model
@@ -73,35 +88,39 @@ def multi_headed(
 def main_head_only(model: Model) -> Model:
     """A multi-headed model that returns only its main head's logits, for methods without other heads.
 
-    Parameters and their initial values are those of the multi-headed model.
+    Parameters, their initial values, the loss and the main head's metrics are the multi-headed model's.
     """
+    only_head = lambda logits: HeadedOutputs(logits[:, None], logits)
 
     def apply(variables: Variables, batch: Batch, **arguments: Any) -> tuple[jax.Array, PyTree]:
         outputs, mutable = model.apply(variables, batch, **arguments)
         return outputs.logits[:, 0], mutable
 
-    accuracy = {accuracy_name(0): metrics_lib.accuracy()}
-    return model._replace(apply=apply, loss=cross_entropy, metrics=accuracy)
+    metrics = {n: metric for n, metric in model.metrics.items() if not n.startswith(AUXILIARY)}
+    return model._replace(
+        apply=apply,
+        loss=of_logits(model.loss, only_head),
+        metrics=metrics_of_logits(metrics, only_head),
+    )
 
 
-def main_head_loss(outputs: HeadedOutputs, batch: Batch) -> jax.Array:
-    """The main head's cross-entropy per example, [batch]."""
-    return cross_entropy(outputs.logits[:, 0], batch)
+def main_logits(outputs: HeadedOutputs) -> jax.Array:
+    """The main head's logits, [batch, classes]."""
+    return outputs.logits[:, 0]
 
 
-def head_accuracies(heads: int) -> dict[str, metrics_lib.Statistic]:
-    """Accuracy of the main head and of each auxiliary one."""
+def auxiliary_accuracies(heads: int) -> dict[str, Statistic]:
+    """The accuracy of each auxiliary head."""
 
-    def of(head: int) -> metrics_lib.Statistic:
-        accuracy = metrics_lib.accuracy()
-        return lambda outputs, batch: accuracy(outputs.logits[:, head], batch)
+    def of(head: int) -> Statistic:
+        return of_logits(accuracy(), lambda outputs: outputs.logits[:, head])
 
-    return {accuracy_name(head): of(head) for head in range(heads + 1)}
+    return {accuracy_name(head): of(head) for head in range(1, heads + 1)}
 
 
 def accuracy_name(head: int) -> str:
     """The name of a head's accuracy; 0 is the main head."""
-    return "accuracy" if head == 0 else f"accuracy_head_{head}"
+    return "accuracy" if head == 0 else f"{AUXILIARY}{head}"
 
 
 class MultiHeaded(nn.Module):
