@@ -39,7 +39,9 @@ NETWORKS = {
         lambda outputs: outputs.logits,
     ),
     "with_exits": (
-        lambda **options: with_exits(Exits([nn.Dense(6), nn.Dense(5)], CLASSES), EXAMPLE, **options),
+        lambda **options: with_exits(
+            Exits([nn.Dense(6), nn.Dense(5)], CLASSES), EXAMPLE, **options
+        ),
         lambda outputs: outputs.logits,
     ),
     "multi_headed": (
