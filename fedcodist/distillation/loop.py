@@ -512,7 +512,8 @@ def batch_of_step(
     if settings.mixup_beta > 0:
         if settings.inputs not in batch:
             raise ValueError(
-                f"distillation.inputs must be one of {sorted(batch)} for mixup, got {settings.inputs!r}."
+                f"the data of a distillation must have the column {settings.inputs!r}, which mixup "
+                f"mixes (distillation.inputs), they have {sorted(batch)} after preprocessing."
             )
         if not jnp.issubdtype(batch[settings.inputs].dtype, jnp.floating):
             raise ValueError(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.inputs import Round, Selection
+from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
     MISFITS,
     Promised,
@@ -123,9 +123,16 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
             "algorithm.round",
             lambda *parts: _three(algorithm.round(*parts)),
             *arguments,
-            hint=f": algorithm.select names clients of {sorted(selection.clients)} and the data sets "
-            f"{sorted(selection.examples)}",
+            hint=f": {_columns(arguments[2].inputs)} before preprocessing, and algorithm.select names "
+            f"clients of {sorted(selection.clients)} and the data sets {sorted(selection.examples)}",
         )
+
+
+def _columns(inputs: Inputs) -> str:
+    """The columns that a round can read."""
+    of_clients = sorted({name for cohort in inputs.cohorts.values() for name in cohort.columns})
+    of_sets = [f"{set_!r} {sorted(inputs.examples[set_].columns)}" for set_ in inputs.examples]
+    return " and ".join([f"clients' examples have the columns {of_clients}", *of_sets])
 
 
 def _three(result: Any) -> Any:

@@ -472,6 +472,11 @@ def test_mixup_of_a_column_that_the_network_does_not_read_is_refused():
         ).students
 
     jax.eval_shape(lambda: students("pixels", 2.0))
+    del both["pixels"]
+    message = r"must have the column 'pixels', which mixup mixes .* they have \['image'\]"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: students("pixels", 2.0))
+    both["pixels"] = both["image"]
     jax.eval_shape(lambda: students("image", 0.0))
     message = (
         r"distillation.inputs must be one of \['pixels'\] for mixup, got 'image': the model of 'a'"

@@ -19,6 +19,7 @@ from fedcodist.algorithms.parties.fed_mrl import fed_mrl
 from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
+from fedcodist.algorithms.parties.local_only import local_only
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import set_models
@@ -90,6 +91,14 @@ def reads_unlabelled(state, rows, metrics, inputs):
     return state, rows, metrics | {"main/mean": jnp.mean(inputs.examples["unlabelled"].indices)}
 
 
+def reads_pixels(state, rows, metrics, inputs):
+    return state, rows, metrics | {"main/mean": inputs.examples["unlabelled"].columns["pixels"]}
+
+
+def network_of_pixels():
+    return from_flax_linen(nn.Dense(2), jnp.zeros((1, 3)), inputs="pixels")
+
+
 def selects(**parts):
     select = make_algorithm().select
     return make_algorithm()._replace(select=lambda round, key: select(round, key).replace(**parts))
@@ -148,6 +157,17 @@ WRONG = {
     "a data set that select does not name": (
         lambda: changed_round(reads_unlabelled),
         r"looks up 'unlabelled', which is not there: .* clients of \['main'\] and the data sets \[\]",
+    ),
+    "a column that the data do not have": (
+        lambda: local_only({"net": PartyGroup(network_of_pixels(), np.arange(3))}, LocalTraining()),
+        r"looks up 'pixels', which is not there: clients' examples have the columns "
+        r"\['image', 'label'\] before preprocessing",
+    ),
+    "a column that a data set does not have": (
+        lambda: selects(examples={"unlabelled": jnp.zeros((1, 2), jnp.int32)})._replace(
+            round=changed_round(reads_pixels).round
+        ),
+        r"looks up 'pixels', which is not there: .* and 'unlabelled' \['image'\] before preprocessing",
     ),
     "a data set that there is not": (
         lambda: selects(examples={"public": jnp.zeros((1, 2), jnp.int32)}),
