@@ -8,14 +8,15 @@ from fedcodist.data.column_values import least_and_largest
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
 
-# Beginning of a manifest's `source` -> number of classes of `label`, including those without examples.
+# The `source` in a manifest by `fedcodist prepare` -> number of classes of `label`, including those
+# without examples.
 SOURCES = {
-    "CIFAR-10,": 10,
-    "CIFAR-100,": 100,
-    "The MNIST database": 10,
-    "EMNIST,": 26,
-    "Downsampled ImageNet": 1000,
-    "ADE-Corpus-V2,": 2,
+    "CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html": 10,
+    "CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html": 100,
+    "The MNIST database of handwritten digits, Y. LeCun, C. Cortes, C. Burges": 10,
+    "EMNIST, https://www.nist.gov/itl/products-and-services/emnist-dataset": 26,
+    "Downsampled ImageNet 32x32, https://image-net.org/download-images": 1000,
+    "ADE-Corpus-V2, H. Gurulingappa et al., 2012": 2,
 }
 
 
@@ -29,7 +30,7 @@ def number_of_classes(
     Args:
       splits: name -> data; splits without a column `label` are left out.
       folder: the splits' prepared folder. Its manifest may declare the number of classes, by
-        `num_classes` among its arguments or by a source in SOURCES.
+        `num_classes` among its arguments or by a source of SOURCES.
       declared: the number of classes where it is known beforehand.
 
     Raises:
@@ -77,5 +78,4 @@ def _of_manifest(folder: str) -> int | None:
                 f"num_classes of {folder}'s manifest must be an integer of at least 1, got {declared!r}."
             )
         return declared
-    known = [classes for source, classes in SOURCES.items() if content["source"].startswith(source)]
-    return known[0] if known else None
+    return SOURCES.get(content["source"])

@@ -1,11 +1,16 @@
 """The number of outputs that a config's networks need."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedcodist.commands import prepare
 from fedcodist.config.classes import SOURCES, number_of_classes
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
+
+PREPARE = Path(prepare.__file__).parent
 
 
 def split(*labels, dtype=np.int32):
@@ -49,6 +54,7 @@ def test_labels_that_no_output_can_have(splits, declared, message):
         ("made up", {"num_classes": 12}, 12),
         ("CIFAR-100, https://www.cs.toronto.edu/~kriz/cifar.html", {}, 100),
         ("CIFAR-10, https://www.cs.toronto.edu/~kriz/cifar.html", {}, 10),
+        ("CIFAR-100, superclasses of my own", {}, 3),
     ],
 )
 def test_a_prepared_folder_declares_its_classes(source, arguments, classes, tmp_path):
@@ -70,6 +76,6 @@ def test_a_declaration_that_is_no_number(tmp_path):
         number_of_classes({"train": split(0)}, str(tmp_path / "data"))
 
 
-def test_sources_are_told_apart():
-    """No source in SOURCES is the beginning of another, whose classes would be used."""
-    assert not any(a != b and b.startswith(a) for a in SOURCES for b in SOURCES)
+def test_the_sources_are_those_that_prepare_writes():
+    programs = "".join(path.read_text(encoding="utf-8") for path in PREPARE.glob("*.py"))
+    assert all(f'"{source}"' in programs for source in SOURCES)
