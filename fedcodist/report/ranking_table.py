@@ -84,7 +84,7 @@ def ranking_table(
                 *([str(len(entry.seeds))] if several_counts else []),
                 *([shown_epsilon(entry.epsilon)] if is_private else []),
                 UNDEFINED if math.isnan(entry.examples) else f"{entry.examples:,.0f}",
-                f"{entry.megabytes:,.1f}",
+                _megabytes(entry.megabytes),
                 _scaled(entry.client_flops),
                 _scaled(entry.server_flops),
                 f"{entry.seconds:,.0f}",
@@ -206,6 +206,11 @@ def _scaled(flops: float) -> str:
         if flops >= factor:
             return f"{flops / factor:.2f} {unit}"
     return f"{flops:,.0f}"
+
+
+def _megabytes(size: float) -> str:
+    """One decimal, '1,234.5', or two digits of a small size, '0.013'."""
+    return f"{size:,.1f}" if size >= 1 or not size else f"{size:.2g}"
 
 
 def _short(seconds: float) -> str:

@@ -142,7 +142,8 @@ class _State:
         return f"{speed:.1f} rounds/s" if speed >= 1 else f"{1 / speed:.1f} s/round"
 
     def compiling_text(self) -> str:
-        return f"compiling, {duration(self.clock() - self.started)}"
+        done = f"continues after round {self.round}, " if self.round else ""
+        return f"{done}compiling, {duration(self.clock() - self.started)}"
 
     def time_text(self) -> str:
         if self.finished():
@@ -188,7 +189,8 @@ class _Lines:
 
     def print_compiling(self) -> None:
         """Prints the line "compiling"; later lines show rounds and speed."""
-        self._print(f"{self.state.name}  compiling")
+        done = f"continues after round {self.state.round}, " if self.state.round else ""
+        self._print(f"{self.state.name}  {done}compiling")
 
     def show(self, round: int, metrics: str = "") -> None:
         self.state.update(round, metrics)

@@ -309,6 +309,15 @@ def write_run(folder, final_splits=("test",)):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "text"),
+    [(0.0, "0.0"), (0.00528, "0.0053"), (0.31, "0.31"), (1.04, "1.0"), (12345.6, "12,345.6")],
+)
+def test_the_megabytes_of_a_small_network_are_not_zero(megabytes, text):
+    table = ranking_table([entry("a", (50.0,))._replace(megabytes=megabytes)], "a", [])
+    assert table.rows[0][table.headings.index("MB")] == text
+
+
 def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     write_run(tmp_path / "run")
     main, other, ensemble = read_run("fed_sdd", tmp_path / "run")

@@ -82,7 +82,7 @@ def test_resumed_run_counts_its_own_rounds_only():
         show(80, "small 0.7")
     lines = console.file.getvalue().splitlines()
     assert lines[:3] == [
-        "digits  compiling",
+        "digits  continues after round 60, compiling",
         "digits  round  60/100  small 0.5",
         "digits  round  70/100  small 0.6",
     ]
@@ -146,6 +146,12 @@ def test_terminal_gets_a_live_bar():
         assert text in output
     assert "compiling" not in output.rpartition("40/100")[2]
     assert "\x1b[?25h" in output  # the cursor is back
+
+
+def test_a_terminal_tells_where_a_run_continues():
+    clock, console = Clock(), terminal()
+    with progress("digits", 100, start_round=60, console=console, clock=clock):
+        assert "continues after round 60, compiling, 0:00" in console.file.getvalue()
 
 
 def test_no_control_codes_where_colours_are_forced_on_a_file(monkeypatch):
