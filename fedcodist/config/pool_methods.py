@@ -71,11 +71,27 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     if all("teaching" in pool for pool in config.pools.values()):
         of_the_library.remove("teaching")  # which a codistillation of one's own gets too
     given = offered(function, OFFERS, config, data, of_the_library=of_the_library)
+    _check_pools_are_read(config, data, has_levels="levels" in given)
     build = functools.partial(bind, function, config.algorithm, "algorithm.")
     if measured := tuple(config.algorithm.get("measured", ())):
         pool = given.pop("pool")
         return with_client_ensembles(lambda pool: build(pool=pool, **given), pool, measured)
     return build(**given)
+
+
+def _check_pools_are_read(config: ConfigDict, data: Data, has_levels: bool) -> None:
+    """Raises ValueError that names a pool's setting which nothing reads with this method and data."""
+    method, is_depth_fl = config.algorithm.name, config.algorithm.name == DEPTH_FL
+    has_domains = data.text is not None and data.text.pools is not None
+    unread = {
+        "share": "" if has_levels and not is_depth_fl else f"{method} trains whole networks",
+        "depth": "" if is_depth_fl else f"{method} trains networks of all their blocks",
+        "domain": "" if has_domains else f"the data {config.data.name} have no domains",
+    }
+    for name, pool in config.pools.items():
+        for setting, reason in unread.items():
+            if reason and pool.get(setting) is not None:
+                raise ValueError(f"pools.{name}.{setting} must be left out: {reason}.")
 
 
 def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:

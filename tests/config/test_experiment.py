@@ -24,6 +24,7 @@ from fedcodist.configs import (
     digits_mhd,
     digits_parties,
     digits_personal,
+    digits_submodels,
 )
 from fedcodist.core.model import parameter_count
 from fedcodist.data import augmentation
@@ -816,6 +817,41 @@ def test_mistakes_in_levels_are_one_line(change, message):
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("run", "setting", "value", "message"),
+    [
+        ("fed_avg", "share", 0.5, "small.share must be left out: fed_avg trains whole networks"),
+        (
+            "merged_codistillation",
+            "depth",
+            1,
+            "small.depth must be left out: merged_codistillation",
+        ),
+        ("hetero_fl", "depth", 1, "small.depth must be left out: hetero_fl"),
+        (
+            "fed_avg",
+            "domain",
+            "a",
+            "small.domain must be left out: the data digits have no domains",
+        ),
+    ],
+)
+def test_settings_of_pools_that_nothing_reads_are_refused(run, setting, value, message):
+    config = digits_codist.get_config(run)
+    config.pools.small[setting] = value
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_share_is_refused_where_a_network_has_a_depth():
+    config = digits_submodels.get_config("depth_fl")
+    build_experiment(config)
+    config.pools.small.share = 0.5
+    with pytest.raises(ValueError, match=r"pools\.small\.share must be left out: depth_fl"):
+        build_experiment(config)
 
 
 def test_levels_may_have_a_group_that_is_none():
