@@ -37,7 +37,7 @@ Results are in docs/results/fed_kd.md. Those with two seeds are older: in them t
 gradient, and sixteen clients had ten rounds. Runs of CNNs have five seeds, which decide most of the
 paper's statements; ResNets have two, since they take hours. With four clients the runs of CNNs take 1 to
 10 minutes each on two cores. With sixteen, FedAvg takes half an hour to an hour of one core, and FedKD
-two hours.
+two to three hours.
 """
 
 from typing import Any, NamedTuple

@@ -283,6 +283,20 @@ def test_streamed_data_give_the_same_numbers(dealt):
         assert_models_are_those_measured(run, outcome, test, networks, names)
 
 
+def test_the_models_are_the_last_ones_where_others_were_kept(dealt):
+    train, test = dealt
+    run = experiment(train, teachers(train), fc.StreamedData, final_splits={"final": test})
+    first = lambda records: fc.Decision(keep=records[0]["round"] == 2)
+    plain = fc.run_experiment(run, show_progress=False)
+    kept = fc.run_experiment(run, callbacks=[first], show_progress=False)
+    assert kept.kept.round == 2
+    for client in range(5):
+        models = fc.models_of_client(run, kept, client)
+        jax.tree.map(
+            np.testing.assert_array_equal, models, fc.models_of_client(run, plain, client)
+        )
+
+
 def test_only_clients_who_train_have_models(dealt):
     train, _ = dealt
     run = experiment(train, two_pools(train, clients=(np.arange(4), np.array([0, 1, 3]))))
