@@ -253,10 +253,10 @@ def test_the_centralised_models_are_measured_on_all_clients_of_their_architectur
     assert_models_are_those_measured(run, outcome, test, networks, of_clients)
 
 
-def teachers(train):
+def teachers(train, clients=(np.arange(5), np.array([0, 1, 3]))):
     hyper = fc.FedKDHyper(teacher_learning_rate=0.1, student_learning_rate=0.1)
     method = fc.fed_kd(MODEL, network(5), train.columns, TRAINING, hyper=hyper)
-    return two_pools(train, method)
+    return two_pools(train, method, clients)
 
 
 def test_streamed_data_give_the_same_numbers(dealt):
@@ -283,17 +283,37 @@ def test_streamed_data_give_the_same_numbers(dealt):
         assert_models_are_those_measured(run, outcome, test, networks, names)
 
 
-def test_the_models_are_the_last_ones_where_others_were_kept(dealt):
+def test_the_models_of_streamed_clients_are_the_last_ones_where_others_were_kept(dealt):
+    """They are those that a run of resident data, which keeps nothing, has on the device."""
     train, test = dealt
-    run = experiment(train, teachers(train), fc.StreamedData, final_splits={"final": test})
-    first = lambda records: fc.Decision(keep=records[0]["round"] == 2)
-    plain = fc.run_experiment(run, show_progress=False)
-    kept = fc.run_experiment(run, callbacks=[first], show_progress=False)
-    assert kept.kept.round == 2
+    clients = (np.arange(5), np.array([0, 2, 4]))
+    resident, streamed = (
+        experiment(
+            train,
+            teachers(train, clients),
+            source,
+            final_splits={"final": test},
+            rounds=2,
+            evaluate_every=1,
+        )
+        for source in (fc.resident_data, fc.StreamedData)
+    )
+    first = lambda records: fc.Decision(keep=records[0]["round"] == 1)
+    plain = fc.run_experiment(resident, show_progress=False)
+    kept = fc.run_experiment(streamed, callbacks=[first], show_progress=False)
+    assert kept.kept.round == 1
     for client in range(5):
-        models = fc.models_of_client(run, kept, client)
+        models = fc.models_of_client(resident, plain, client)
+        assert set(models) == {
+            pool + ending
+            for pool, own in zip(("large", "small"), clients, strict=True)
+            for ending in ("", "_teachers")
+            if client in own
+        }
         jax.tree.map(
-            np.testing.assert_array_equal, models, fc.models_of_client(run, plain, client)
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            models,
+            fc.models_of_client(streamed, kept, client),
         )
 
 
