@@ -12,8 +12,9 @@ from fedcodist.config.config_errors import named
 from fedcodist.config.data_prepared import check_columns, prepared_folder
 from fedcodist.core import metrics
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.layer_outputs import of_logits
+from fedcodist.core.layer_outputs import metrics_of_logits
 from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid, merge_clients
 from fedcodist.models.submodels import Units
@@ -230,15 +231,13 @@ def _classifier(classes: int, encoder: Encoder | OneLayer, pooling: Pooling = "a
     model = sentence_classifier(encoder, classes, pooling=pooling)
     if classes != 2:
         return model
-    ratios = {
+    of_class_1: dict[str, metrics.Statistic | SummedMetric] = {
         "precision": metrics.precision(),
         "recall": metrics.recall(),
         "f_score": metrics.f_score(),
+        "average_precision": metrics.average_precision(),
     }
-    ratios = {name: of_logits(statistic) for name, statistic in ratios.items()}
-    area = metrics.average_precision()
-    area = area._replace(sums=of_logits(area.sums))
-    return model._replace(metrics={**model.metrics, **ratios, "average_precision": area})
+    return model._replace(metrics={**model.metrics, **metrics_of_logits(of_class_1)})
 
 
 def _together(name: str, data: FederatedData) -> FederatedData:

@@ -13,11 +13,11 @@ from typing import Any
 
 from fedcodist.config.references import choice_or_reference
 from fedcodist.core import metrics as metrics_lib
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import logits_of, metrics_of_logits
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
-from fedcodist.models.multi_headed import HeadedOutputs
+from fedcodist.models.multi_headed import HeadedOutputs, main_logits
 from fedcodist.run.client_metrics import OVER_CLIENTS
 from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 
@@ -49,7 +49,7 @@ def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> F
     """
     if not metrics:
         return algorithm
-    further = {name: _of_logits(_chosen(name, metrics[name])) for name in metrics}
+    further = metrics_of_logits({name: _chosen(name, metrics[name]) for name in metrics}, _logits)
 
     def extended(model: Model) -> Model:
         for name in further:
@@ -92,12 +92,5 @@ def _chosen(name: str, reference: str) -> Measure:
     return choice_or_reference(f"metrics.{name}", reference, METRICS)
 
 
-def _of_logits(metric: Any) -> Any:
-    """The metric as a function of a network's whole output, from which it takes the logits."""
-    if isinstance(metric, SummedMetric):
-        return metric._replace(sums=_of_logits(metric.sums))
-    return lambda outputs, batch: metric(_logits(outputs), batch)
-
-
 def _logits(outputs: Any) -> Any:
-    return outputs.logits[:, 0] if isinstance(outputs, HeadedOutputs) else logits_of(outputs)
+    return main_logits(outputs) if isinstance(outputs, HeadedOutputs) else logits_of(outputs)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.layer_outputs import LayerOutputs, metrics_of_logits, of_logits
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import PAD, Encoder
@@ -58,7 +58,7 @@ def news_recommender(
         example,
         inputs=tuple(example),
         loss=of_logits(ranking_loss),
-        metrics={name: of_logits(metric) for name, metric in ranking_metrics().items()},
+        metrics=metrics_of_logits(ranking_metrics()),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.layer_outputs import LayerOutputs, of_logits
+from fedcodist.core.layer_outputs import LayerOutputs, metrics_of_logits, of_logits
 from fedcodist.core.model import Model, cross_entropy, from_flax_linen
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import Encoder
@@ -49,7 +49,7 @@ def sentence_classifier(
         jnp.zeros((1, 2), jnp.int32),
         inputs="tokens",
         loss=of_logits(cross_entropy),
-        metrics={"accuracy": of_logits(metrics_lib.accuracy())},
+        metrics=metrics_of_logits({"accuracy": metrics_lib.accuracy()}),
     )
 
 
