@@ -131,7 +131,9 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
 def _columns(inputs: Inputs) -> str:
     """The columns that a round can read."""
     of_clients = sorted({name for cohort in inputs.cohorts.values() for name in cohort.columns})
-    of_sets = [f"{set_!r} {sorted(inputs.examples[set_].columns)}" for set_ in inputs.examples]
+    of_sets = [
+        f"{name!r} has {sorted(examples.columns)}" for name, examples in inputs.examples.items()
+    ]
     return " and ".join([f"clients' examples have the columns {of_clients}", *of_sets])
 
 

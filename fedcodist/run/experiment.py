@@ -492,14 +492,14 @@ def _kept(
     if kept_state.round != last_round and experiment.final_splits:
         # A run that has grown since was evaluated on them in this round, its last one then.
         of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
-        last = None
-        if host_client_states:
+        final_splits = on_devices(experiment.final_splits, mesh)
+        if host_client_states is None:
+            best = Trained(*replicate((state, client_states), mesh))
+            evaluation = evaluate(best, final_splits)
+        else:
             last = host_client_states.state()
             host_client_states.restore(client_states)
-            client_states = None
-        best = Trained(*replicate((state, client_states), mesh))
-        evaluation = evaluate(best, on_devices(experiment.final_splits, mesh))
-        if host_client_states and last is not None:
+            evaluation = evaluate(Trained(replicate(state, mesh), None), final_splits)
             host_client_states.restore(last)
         of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
     kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))

@@ -167,7 +167,7 @@ WRONG = {
         lambda: selects(examples={"unlabelled": jnp.zeros((1, 2), jnp.int32)})._replace(
             round=changed_round(reads_pixels).round
         ),
-        r"looks up 'pixels', which is not there: .* and 'unlabelled' \['image'\] before preprocessing",
+        r"looks up 'pixels', which is not there: .* and 'unlabelled' has \['image'\] before ",
     ),
     "a data set that there is not": (
         lambda: selects(examples={"public": jnp.zeros((1, 2), jnp.int32)}),
