@@ -13,6 +13,7 @@ from fedcodist.config.data_graph import PRIMARY, load_primary
 from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_private
 from fedcodist.config.data_partition import merged, repartitioned
 from fedcodist.config.data_prepared import prepared_folder, prepared_images
+from fedcodist.config.data_settings import READ, check_read
 from fedcodist.config.data_text import TEXT, Text, load_text
 from fedcodist.config.normalisation import normalisation
 from fedcodist.config.referenced_data import (
@@ -82,6 +83,7 @@ class Data(NamedTuple):
 
 def load_data(settings: ConfigDict) -> Data:
     """Loads what a config's `data` names; raises as `build_experiment` does."""
+    check_read(settings)
     own_preprocessing: dict[str, Any] = referenced_preprocessing(settings)
     if settings.get("partition") and not (is_reference(settings.name) or settings.name in DEALT):
         raise ValueError(
@@ -262,9 +264,8 @@ def _ours(settings: ConfigDict) -> Data:
         public = Public(shared, test, preprocess, classes, evaluation_preprocess)
         splits = _with_held_out({"train": private, "test": test}, held_out)
         return Data(splits, images, preprocess, evaluation_preprocess, public)
-    names = ("digits", "prepared", TEXT, *ENCODED, *PUBLIC_PRIVATE, *PRIMARY)
     raise ValueError(
-        f"data.name must be one of {names} or package.module:function, got {settings.name!r}."
+        f"data.name must be one of {list(READ)} or package.module:function, got {settings.name!r}."
     )
 
 
