@@ -5,7 +5,6 @@ from fedcodist.algorithms.clients.ditto import ditto as ditto
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper as FedAvgHyper
 from fedcodist.algorithms.clients.fed_avg import fed_avg as fed_avg
 from fedcodist.algorithms.clients.fed_avg import fed_opt as fed_opt
-from fedcodist.algorithms.clients.fed_avg import linear_decay as linear_decay
 from fedcodist.algorithms.clients.fed_babu import fed_babu as fed_babu
 from fedcodist.algorithms.clients.fed_bn import fed_bn as fed_bn
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout as fed_dropout
@@ -135,6 +134,9 @@ from fedcodist.core.model import from_flax_nnx as from_flax_nnx
 from fedcodist.core.model import from_haiku as from_haiku
 from fedcodist.core.precision import in_bfloat16 as in_bfloat16
 from fedcodist.core.rematerialisation import rematerialised as rematerialised
+from fedcodist.core.schedules import exponential_decay as exponential_decay
+from fedcodist.core.schedules import linear_decay as linear_decay
+from fedcodist.core.schedules import scheduled as scheduled
 from fedcodist.core.summed_metrics import SummedMetric as SummedMetric
 from fedcodist.data.feature_skew import feature_noise as feature_noise
 from fedcodist.data.feature_skew import feature_rotation as feature_rotation

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedcodist.algorithms.clients.fed_avg import constant, linear_decay
 from fedcodist.config.bind import bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
@@ -23,6 +22,7 @@ from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model
+from fedcodist.core.schedules import constant, linear_decay
 
 
 class Clients(NamedTuple):

@@ -17,6 +17,7 @@ from fedcodist.config.metrics import with_metrics
 from fedcodist.config.privacy import budget_of
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry
+from fedcodist.config.schedules import with_schedules
 from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
@@ -107,7 +108,9 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
     source = StreamedData if config.execution.stream else resident_data
     in_every_evaluation = config.evaluation.get("client_splits") or ()
     return Experiment(
-        algorithm=with_metrics(build_algorithm(config, data), config.get("metrics") or {}),
+        algorithm=with_metrics(
+            with_schedules(build_algorithm(config, data), config), config.get("metrics") or {}
+        ),
         data=source(data.splits["train"], data_sets),
         splits=_splits("evaluation.splits", config.evaluation.splits, data.splits),
         final_splits=_splits(

@@ -17,7 +17,7 @@ _OF_RESULTS = re.compile(
     r"|training\.(method|client_optimizer|server_optimizer|server_schedule|fed_kd\.teacher)"
     r"|pools\.\w+\.model"
     r"|parties\.networks(\[\d+\])?|metrics\.\w+"
-    r"|callbacks\.\w+\.name"
+    r"|(callbacks|schedules)\.\w+\.name"
 )
 
 

@@ -206,6 +206,7 @@ ALLOWED: dict[str, Check] = {
     "nested_pools": check_boolean,
     "metrics.*": check_text,
     "callbacks.*.name": check_text,
+    "schedules.*.name": check_text,
     "loggers": _each(check_text),
     # data
     "data.name": check_text,

@@ -1,4 +1,4 @@
-r"""A file to copy with your own data, network, method, metrics and logger. No download.
+r"""A file to copy with your own data, network, method, metrics, schedule and logger. No download.
 
     fedcodist run your_own.py --workdir runs/your_own
 
@@ -180,6 +180,7 @@ def get_config() -> ConfigDict:
     config.nested_pools = True
     config.algorithm = dict(name="fed_avg")  # or a server's method of your own
     config.metrics = dict(top_3=f"{HERE}:top_3", macro_f1=f"{HERE}:macro_f1")
+    config.schedules = dict(client_learning_rate=dict(name="exponential_decay", factor=0.98))
     config.callbacks = dict(
         stop_early=dict(split="held_out", metric="macro_f1", patience=6, min_delta=0.0),
         keep_best=dict(split="held_out", metric="macro_f1"),

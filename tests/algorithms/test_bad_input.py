@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.independent_pools import independent_pools
@@ -14,6 +14,7 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
+from fedcodist.core.schedules import linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
 from fedcodist.models.digits import MLP

@@ -13,11 +13,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
+from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import blocks, metrics_lines, metrics_text, programs
 from fedcodist.run import experiment as loop

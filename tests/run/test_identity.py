@@ -15,11 +15,12 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.clients.fed_avg import constant, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import identity
 from fedcodist.run.experiment import Experiment, run_experiment

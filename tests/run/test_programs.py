@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import local_only
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
@@ -19,6 +19,7 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
+from fedcodist.core.schedules import linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.distillation.loop import Distillation

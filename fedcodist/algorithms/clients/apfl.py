@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.core.aggregation import ClientResult
@@ -28,6 +22,7 @@ from fedcodist.core.joint_model import joint_model
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
 GLOBAL, MIXED, ALPHA = "global", "mixed", "alpha"

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.algorithms.clients.first_state import with_first_state
 from fedcodist.algorithms.clients.partially_shared import PERSONAL
 from fedcodist.core.aggregation import ClientResult
@@ -25,6 +19,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
 

@@ -6,7 +6,6 @@ Hampson, Aguera y Arcas, 2017). https://arxiv.org/abs/1602.05629
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ import optax
 
 from fedcodist.core.aggregation import Aggregate, ClientResult, weighted_mean
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_function, check_integer, check_number
+from fedcodist.core.checks import check_function, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
@@ -29,14 +28,9 @@ from fedcodist.core.local_training import (
 )
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
-Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value
-
-
-def constant(rate: Any, round: jax.Array) -> Any:
-    """The same rate in every round."""
-    return rate
 
 
 class FedAvgHyper(NamedTuple):
@@ -181,9 +175,3 @@ def client_result(
 def uniform_weight(data: ClientData) -> jax.Array:
     """A client's weight in a uniform mean: 1, and 0 without examples, since it did not train."""
     return jnp.minimum(data.size, 1).astype(jnp.float32)
-
-
-def linear_decay(num_rounds: int) -> Schedule:
-    """rate (1 - t / T) for rounds t = 0 .. T - 1, and 0 from then on."""
-    check_integer("num_rounds", num_rounds, low=1)
-    return lambda rate, round: rate * jnp.maximum(1 - round / num_rounds, 0)

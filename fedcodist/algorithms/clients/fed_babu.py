@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.partially_shared import (
     IsPrivate,
     only_trains,
@@ -24,6 +24,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import SHARED_MODEL, FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import HEAD
 
 PyTree = Any

@@ -11,13 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-)
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
@@ -26,6 +20,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.core.shuffling import sample_without_replacement
 from fedcodist.models.submodels import (
     Kept,

@@ -12,9 +12,7 @@ import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
     FedAvgServer,
-    Schedule,
     client_result,
-    constant,
     fed_avg,
     learning_rates,
 )
@@ -28,6 +26,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 
 PyTree = Any

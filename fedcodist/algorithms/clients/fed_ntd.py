@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
@@ -28,6 +22,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.loop import check_classes
 
 PyTree = Any

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
@@ -23,6 +17,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
 

@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-)
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.algorithms.clients.partially_shared import only_trains, partially_shared
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
@@ -27,6 +21,7 @@ from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
 from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import HEAD
 
 PyTree = Any

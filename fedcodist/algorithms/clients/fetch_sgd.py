@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.clients.fed_avg import Schedule, constant
 from fedcodist.algorithms.clients.scaffold import full_gradient
 from fedcodist.compression.changed_entries import changed_entries
 from fedcodist.compression.compressed import compressed
@@ -29,6 +28,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.core.trees import flat, size_of, unflat
 
 PyTree = Any

@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
@@ -26,6 +20,7 @@ from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import embedding_of
 
 _SHORTEST = 1e-8  # lower bound of the lengths that divide, as in PyTorch's cosine similarity

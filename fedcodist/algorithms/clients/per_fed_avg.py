@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
     client_result,
-    constant,
     fed_avg,
     learning_rates,
     uniform_weight,
@@ -35,6 +33,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
 

@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    uniform_weight,
-)
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg, uniform_weight
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
@@ -35,6 +28,7 @@ from fedcodist.core.local_training import (
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.core.padding_checks import check_filled_batches
+from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
 

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
     client_result,
-    constant,
     fed_avg,
     learning_rates,
     uniform_weight,
@@ -39,6 +37,7 @@ from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.loop import kl_divergence, softened_target
 
 PyTree = Any

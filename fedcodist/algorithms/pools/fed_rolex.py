@@ -11,13 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    FedAvgHyper,
-    FedAvgServer,
-    Schedule,
-    constant,
-    fed_avg,
-)
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, FedAvgServer, fed_avg
 from fedcodist.algorithms.pools.hetero_fl import (
     HeteroFLAdjustments,
     HeteroFLLevel,
@@ -32,6 +26,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, single_model
 from fedcodist.core.model import Model
+from fedcodist.core.schedules import Schedule, constant
 
 WHOLE = "global_model"  # the whole network's name in tables
 

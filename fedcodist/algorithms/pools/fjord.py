@@ -13,13 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import (
-    Schedule,
-    client_result,
-    constant,
-    fed_avg,
-    learning_rates,
-)
+from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
 from fedcodist.algorithms.pools.hetero_fl import (
     HeteroFLAdjustments,
     HeteroFLLevel,
@@ -45,6 +39,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
+from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.loop import kl_divergence, softened, softened_target
 from fedcodist.models.submodels import chain_units, counts_of, with_first_units
 

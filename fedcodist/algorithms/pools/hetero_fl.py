@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, Schedule, constant, fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.hetero_fl_parts import masked_update, part_of_level
 from fedcodist.algorithms.pools.levels import (
     Part,
@@ -27,6 +27,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, check_stateless
+from fedcodist.core.schedules import Schedule, constant
 
 
 class HeteroFLLevel(NamedTuple):

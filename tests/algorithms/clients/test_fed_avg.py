@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick_compilation import QUICK
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, constant, fed_avg, linear_decay
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen, from_haiku
+from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.models.digits import MLP, BatchNormMLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), jnp.zeros((1, 6)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from quick_compilation import QUICK
 
-from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_opt, linear_decay
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_opt
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
@@ -21,6 +21,7 @@ from fedcodist.core.inputs import ClientData, Examples, Round
 from fedcodist.core.local_training import LocalTraining, _example_order
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.schedules import linear_decay
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
