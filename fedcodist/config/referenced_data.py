@@ -3,7 +3,8 @@
 `load` gets as arguments all settings of `data` except those named below. It gets `seed`, which also
 draws the clients of each pool, only if it has such an argument. It returns `Data`, or a mapping from
 split to FederatedData. The split "train" has the clients; "distillation", which may be missing, has the
-server's unlabelled examples. Networks read the column "image", and losses and metrics read "label".
+server's unlabelled examples. Splits other than "train" may be plain columns, name -> array. Networks read
+the column "image", and losses and metrics read "label".
 
 `data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, like
 the `preprocess` of `LocalTraining`: the batch is a dictionary of columns [batch, ...], and the key is
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core.batches import Preprocess, check_preprocess
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, federated_splits
 
 # Settings of `data` that are not the loading function's.
 _OURS = (
@@ -42,20 +43,20 @@ def referenced_data(settings: ConfigDict) -> Any:
 
 
 def checked_splits(reference: str, splits: Any) -> dict[str, FederatedData]:
-    """The splits that a loading function has returned.
+    """The splits that a loading function has returned; plain columns become the data of one client.
 
     Raises:
-      ValueError: the function returned something else, or 'train' is missing.
+      ValueError, TypeError: the function returned something else, or 'train' is missing.
     """
     prefix = f"data.name {reference!r} must return a mapping of splits to FederatedData, or Data"
     if not isinstance(splits, Mapping) or hasattr(splits, "_fields"):
         raise ValueError(f"{prefix}, got {type(splits).__name__}.")
-    for name, data in splits.items():
-        if not isinstance(data, FederatedData):
-            raise ValueError(f"{prefix}, got {type(data).__name__} for {name!r}.")
     if "train" not in splits:
         raise ValueError(f"{prefix}, with the clients as 'train', got {sorted(splits)}.")
-    return dict(splits)
+    if not isinstance(train := splits["train"], FederatedData):
+        raise ValueError(f"{prefix}, got {type(train).__name__} for 'train', the clients.")
+    others = {name: data for name, data in splits.items() if name != "train"}
+    return {"train": train, **federated_splits(f"data.name {reference!r}: splits", others)}
 
 
 def as_they_are(batch: dict[str, Any], key: Any, positions: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ HERE = Path(__file__).stem  # the name by which this file can be imported
 # Data: `fedcodist.config.referenced_data`.
 
 
-def load(num_clients: int, concentration: float, seed: int) -> dict[str, fc.FederatedData]:
+def load(num_clients: int, concentration: float, seed: int) -> dict[str, Any]:
     """Noisy copies of one image per class, for clients with unequal shares of labels and for tests."""
     draw = np.random.default_rng(seed)
     of_class = draw.uniform(0, 255, (CLASSES, SIZE, SIZE, 1))
@@ -42,11 +42,11 @@ def load(num_clients: int, concentration: float, seed: int) -> dict[str, fc.Fede
 
     train = examples(1200)
     of_clients = dirichlet(train["label"], num_clients, concentration, seed)
-    together = {"held_out": examples(400), "test": examples(400)}
-    splits = {
-        name: fc.FederatedData.from_arrays(c, offsets=[0, 400]) for name, c in together.items()
+    return {
+        "train": fc.FederatedData.from_arrays(train, partition=of_clients),
+        "held_out": examples(400),
+        "test": examples(400),
     }
-    return {"train": fc.FederatedData.from_arrays(train, partition=of_clients), **splits}
 
 
 def normalise(batch: Batch, key: jax.Array, positions: jax.Array) -> dict[str, jax.Array]:

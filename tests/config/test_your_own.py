@@ -46,6 +46,8 @@ def load(rows=12, wrong=None):
     if wrong == "type": return 3
     if wrong == "splits": return {"test": data}
     if wrong == "arrays": return {"train": columns}
+    if wrong == "held_out": return {"train": data, "held_out": 3}
+    if wrong == "columns": return {"train": data, "test": columns}
     return {"train": data, "held_out": data, "test": data, "distillation": data}
 
 def whole(**settings):
@@ -183,6 +185,9 @@ def test_data_of_ones_own(own):
     assert data.splits["train"].client_sizes.tolist() == [3, 3, 3, 3]
     np.testing.assert_array_equal(data.splits["train"].columns["label"], np.arange(12) % 3)
     assert load_data(ConfigDict(dict(name=f"{own}:whole", anything=1))).num_classes == 7
+    plain = load_data(ConfigDict(dict(name=f"{own}:load", wrong="columns"))).splits
+    assert plain["test"].num_clients == 1
+    np.testing.assert_array_equal(plain["test"].columns["image"], plain["train"].columns["image"])
     for settings in (dict(name=f"{own}:whole", anything=1), dict(name="digits_public_private")):
         with pytest.raises(ValueError, match=r"^data\.partition must be None"):
             load_data(ConfigDict(settings | {"partition": dict(name="even", num_clients=2)}))
@@ -196,7 +201,11 @@ def test_data_of_ones_own(own):
     [
         (dict(wrong="type"), r"^data\.name 'ones_own:load' must return a mapping .*, got int\.$"),
         (dict(wrong="splits"), r"^data\.name .* with the clients as 'train', got \['test'\]\.$"),
-        (dict(wrong="arrays"), r"^data\.name .* to FederatedData.*, got dict for 'train'\.$"),
+        (dict(wrong="arrays"), r"^data\.name .* to FederatedData.*, got dict for 'train', the"),
+        (
+            dict(wrong="held_out"),
+            r"^data\.name 'ones_own:load': splits\['held_out'\] must be FederatedData, or columns .* int",
+        ),
         (
             dict(wrong="raises"),
             r"^data\.name .*: KeyError: 'nothing' \(ones_own.py, line 8",

@@ -23,7 +23,8 @@ class Alignment(NamedTuple):
 
     Attributes:
       public_labels: int [examples] of the data set `public`, for the stratified draw. A round does not
-        use labels of public examples for anything else.
+        use labels of public examples for anything else, so examples without labels may all have 0. The
+        subset is then drawn uniformly.
       alignment_size: examples in a round's subset. None: all, and then no indices are sent.
       exchanged: 'logits', or 'probabilities', softmax(z / T), for sending and in the digest.
       inference_batch_size: examples per step while logits are computed.
