@@ -3,8 +3,8 @@
 `load` gets as arguments all settings of `data` except those named below. It gets `seed`, which also
 draws the clients of each pool, only if it has such an argument. It returns `Data`, or a mapping from
 split to FederatedData. The split "train" has the clients; "distillation", which may be missing, has the
-server's unlabelled examples. Splits other than "train" may be plain columns, name -> array. Networks read
-the column "image", and losses and metrics read "label".
+server's unlabelled examples. Splits other than "train" may be plain columns, name -> array. Networks
+read the column "image", and losses and metrics read "label".
 
 `data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, like
 the `preprocess` of `LocalTraining`: the batch is a dictionary of columns [batch, ...], and the key is
@@ -22,7 +22,7 @@ from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.data.federated_data import FederatedData, federated_splits
 
 # Settings of `data` that are not the loading function's.
-_OURS = (
+OURS = (
     *("name", "preprocess", "evaluation_preprocess", "partition", "division_per_seed"),
     *("client_test_share", "unseen_clients"),
 )
@@ -36,7 +36,7 @@ def referenced_data(settings: ConfigDict) -> Any:
       ValueError: one line that names the setting, and the line in the function where it fails.
     """
     function = function_at("data.name", settings.name)
-    arguments = {name: value for name, value in settings.to_dict().items() if name not in _OURS}
+    arguments = {name: value for name, value in settings.to_dict().items() if name not in OURS}
     if "seed" not in signature_of(function).parameters:
         arguments.pop("seed", None)
     return called("data.name", settings.name, function, **arguments)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedcodist.config.referenced_data import OURS
 from fedcodist.config.references import is_reference
 from fedcodist.core.checks import (
     MOST_EPOCHS,
@@ -30,13 +31,19 @@ def check_settings(config: ConfigDict) -> None:
     """Raises ValueError or TypeError that names a setting of another type or outside its range.
 
     Settings that no part of the library reads, such as a config's own notes, must only be storable as
-    JSON, since they are written to a run's config.json. Groups that only the library reads have no
-    settings of one's own, so a misspelt one is an error.
+    JSON, since they are written to a run's config.json. So must the arguments of a user's function that
+    loads data. Groups that only the library reads have no settings of one's own, so a misspelt one is an
+    error.
     """
     if isinstance(config.get("pools"), ConfigDict):
         check_names("pools", config.pools)
-    closed = _closed(config)
+    has_own_data = is_reference(_value(config, "data", "name"))
+    closed = _CLOSED if has_own_data else (*_CLOSED, "data.")
     for path, value in _settings(config):
+        if has_own_data and _is_of_loader(path):
+            if not isinstance(value, ConfigDict):
+                _check_storable(path, value)
+            continue
         if is_group := path in _GROUPS or _matching(path, _GROUPS):
             if not isinstance(value, ConfigDict) and not (
                 value is None and path in _OPTIONAL_GROUPS
@@ -54,9 +61,10 @@ def check_settings(config: ConfigDict) -> None:
             _check_storable(path, value)
 
 
-def _closed(config: ConfigDict) -> tuple[str, ...]:
-    """Beginnings of paths under which there are no settings of one's own."""
-    return _CLOSED if is_reference(_value(config, "data", "name")) else (*_CLOSED, "data.")
+def _is_of_loader(path: str) -> bool:
+    """Whether the path is an argument of a user's function that loads data, or within one."""
+    group, _, name = path.partition(".")
+    return group == "data" and name.partition(".")[0] not in ("", "seed", *OURS)
 
 
 def _misspelt_group(path: str, config: ConfigDict) -> str:

@@ -195,6 +195,14 @@ def test_ones_own_data_partition_and_method_have_settings_of_their_own():
     config.data.name = "digits"
     with pytest.raises(ValueError, match=r"^data\.rows is no setting; did you mean data\."):
         check_settings(config)
+    # They may have the names of settings of the library, with other values.
+    own = {"crop": (8, 6), "domains": "all", "mean": "auto", "partition": None}
+    check_settings(ConfigDict({"data": {"name": "mine:load", **own}}))
+    for setting, value in (("seed", 0.5), ("client_test_share", 2), ("division_per_seed", 1)):
+        with pytest.raises((TypeError, ValueError), match=f"^data.{setting} must be"):
+            check_settings(ConfigDict({"data": {"name": "mine:load", setting: value}}))
+    with pytest.raises(ValueError, match=r"^data\.scale must be finite"):
+        check_settings(ConfigDict({"data": {"name": "mine:load", "scale": float("nan")}}))
     partition = {"name": "mine:deal", "rows": 3}
     check_settings(ConfigDict({"data": {"name": "digits", "partition": partition}}))
     training = {"method": "mine:fed_kd2", "fed_kd2": {"weight": 1.0}}

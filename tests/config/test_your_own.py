@@ -204,7 +204,7 @@ def test_data_of_ones_own(own):
         (dict(wrong="arrays"), r"^data\.name .* to FederatedData.*, got dict for 'train', the"),
         (
             dict(wrong="held_out"),
-            r"^data\.name 'ones_own:load': splits\['held_out'\] must be FederatedData, or columns .* int",
+            r"^data\.name 'ones_own:load': splits\['held_out'\] must be FederatedData, or .* int",
         ),
         (
             dict(wrong="raises"),
