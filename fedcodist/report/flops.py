@@ -39,8 +39,10 @@ from fedcodist.config.party_methods import (
     public_of,
 )
 from fedcodist.config.passes import LEARNING
+from fedcodist.config.referenced_networks import example_of, referenced_model, referenced_module
+from fedcodist.config.references import is_reference
 from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
-from fedcodist.core.model import variable_shapes
+from fedcodist.core.model import Model, variable_shapes
 from fedcodist.data.vocabulary import PAD
 from fedcodist.models.headed import check_heads
 
@@ -282,6 +284,8 @@ class Work:
         return forward
 
     def _forward_of_shape(self, shape: Any, width: int | None = None) -> float:
+        if is_reference(shape):
+            return _forward_of_reference("parties.networks", shape, self.data)
         image = image_shape(self.data)
         classes = classes_of(self.data)
         width = width or embedding_width(ConfigDict(dict(self.config)))
@@ -291,24 +295,41 @@ class Work:
 def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:
     """(setting, name of its model) -> FLOPs on one example, of that network or a share of its units."""
     kind = work.config.get("data", {}).get("name")
-    if kind == TEXT:
-        return _forward_of_text(work.data)
-    if kind not in ENCODED:
-        return lambda setting, name: _forward_of_image(choice(setting, name, MODELS), share)
-    data, key = work.data, jax.random.key(0)
-    columns = data.splits["train"].columns
-    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
-    batch = jax.eval_shape(data.preprocess, one, key, jnp.zeros(1, jnp.int32))
 
     def of(setting: str, name: str) -> float:
+        if is_reference(name):
+            return _forward_of_reference(setting, name, work.data, share)
+        if kind == TEXT:
+            return _forward_of_text(work.data)(setting, name)
+        if kind not in ENCODED:
+            return _forward_of_image(choice(setting, name, MODELS), share)
+        data = work.data
         assert data.models is not None and data.submodels is not None
         model = choice(setting, name, data.models)()
-        if share is not None:
-            model = data.submodels[name](share).model
-        apply = lambda variables, batch: model.apply(variables, batch)[0]
-        return forward_flops(apply, variable_shapes(model), batch)
+        return _forward_of_model(
+            model if share is None else data.submodels[name](share).model, data
+        )
 
     return of
+
+
+def _forward_of_reference(
+    setting: str, reference: str, data: Data, share: float | None = None
+) -> float:
+    """FLOPs of a user's network on one example, or of a share of its units."""
+    if share is None:
+        return _forward_of_model(referenced_model(setting, reference, data), data)
+    network = narrowed(referenced_module(setting, reference, data), share)
+    return forward_flops_of((lambda: network, example_of(data).shape[1:]))
+
+
+def _forward_of_model(model: Model, data: Data) -> float:
+    """FLOPs of a model on one of the clients' examples."""
+    columns = data.splits["train"].columns
+    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
+    batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
+    apply = lambda variables, batch: model.apply(variables, batch)[0]
+    return forward_flops(apply, variable_shapes(model), batch)
 
 
 def _forward_of_image(

@@ -2,12 +2,17 @@
 
 import functools
 import math
+import sys
+import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from fedcodist.algorithms.parties.groups import party_names
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.config import networks, party_methods, pool_methods
 from fedcodist.config.algorithm import build_algorithm
@@ -402,6 +407,50 @@ def test_the_paper_s_network_and_length_are_counted():
         config["pools"]["main"]["cohort_size"] = cohort
         more.append(flops_of_run(config, {"main": 0.0}).server)
     assert math.isclose(more[1] - more[0], 6 * each)
+
+
+class OwnNetwork(nn.Module):
+    """What a reference names: digits_small with other units."""
+
+    hidden: tuple[int, ...] = (20,)
+
+    @nn.compact
+    def __call__(self, image):
+        x = image.reshape(len(image), -1)
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(10)(x)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """The reference to OwnNetwork."""
+    module = types.ModuleType("own_networks")
+    module.network = OwnNetwork
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    return "own_networks:network"
+
+
+def test_networks_of_ones_own_are_counted(own):
+    config = digits_methods.get_config("fed_avg").to_dict()
+    config["pools"]["main"]["model"] = own
+    forward = 2 * (64 * 20 + 20 * 10)
+    assert flops_of_run(config, {"main": 7.0}).clients["main"] == 7 * LEARNING * forward
+    config = digits_submodels.get_config("hetero_fl").to_dict()
+    for pool in config["pools"].values():
+        pool.update(model=own, share=0.5)
+    half = 2 * (64 * 10 + 10 * 10)
+    found = flops_of_run(config, dict.fromkeys(config["pools"], 1.0))
+    assert set(found.clients.values()) == {LEARNING * half}
+
+
+def test_networks_of_ones_own_are_counted_for_parties(own):
+    config = digits_parties.get_config("local_only").to_dict()
+    config["parties"]["networks"] = own
+    groups = party_methods.party_groups(ConfigDict(config), load_data(ConfigDict(config["data"])))
+    parties = [party for of_group in party_names(groups).values() for party in of_group]
+    found = flops_of_parties(config, dict.fromkeys(parties, 2.0), 1)
+    assert set(found.clients.values()) == {2 * LEARNING * 2 * (64 * 20 + 20 * 10)}
 
 
 def test_federated_dropouts_clients_compute_smaller_networks():
