@@ -259,7 +259,7 @@ FILES = {
     "config.pols": ["pols", 'Did you mean "pools"'],
     "del config.evaluation": ["the config lacks 'evaluation'"],
     "del config.data.concentration": ["the config lacks 'data.concentration'"],
-    "config.data.update(name='prepared')": ["the config lacks 'data.folder'"],
+    "config.data = dict(name='prepared')": ["the config lacks 'data.folder'"],
     "config.rounds.x.y": ["'int' object has no attribute 'x'"],
     "with config.ignore_type(): config.rounds = 'many'": ["rounds", "integer", "'many'"],
     "with config.ignore_type(): config.rounds = 2.5": ["rounds", "integer", "2.5"],

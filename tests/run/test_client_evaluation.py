@@ -253,10 +253,10 @@ def test_the_centralised_models_are_measured_on_all_clients_of_their_architectur
     assert_models_are_those_measured(run, outcome, test, networks, of_clients)
 
 
-def teachers(train, clients=(np.arange(5), np.array([0, 1, 3]))):
+def teachers(train):
     hyper = fc.FedKDHyper(teacher_learning_rate=0.1, student_learning_rate=0.1)
     method = fc.fed_kd(MODEL, network(5), train.columns, TRAINING, hyper=hyper)
-    return two_pools(train, method, clients)
+    return two_pools(train, method)
 
 
 def test_streamed_data_give_the_same_numbers(dealt):
@@ -286,30 +286,20 @@ def test_streamed_data_give_the_same_numbers(dealt):
 def test_the_models_of_streamed_clients_are_the_last_ones_where_others_were_kept(dealt):
     """They are those that a run of resident data, which keeps nothing, has on the device."""
     train, test = dealt
-    clients = (np.arange(5), np.array([0, 2, 4]))
+    model = fc.headed(nn.Dense(6), jnp.zeros((1, 4)), CLASSES, inputs="x")
+    pool = fc.Pool(fc.fed_per(model, TRAINING), np.array([0, 2, 4]), 2)
+    settings = {"final_splits": {"final": test}, "rounds": 2, "evaluate_every": 1, "seeds": 1}
     resident, streamed = (
-        experiment(
-            train,
-            teachers(train, clients),
-            source,
-            final_splits={"final": test},
-            rounds=2,
-            evaluate_every=1,
-        )
+        experiment(train, fc.independent_pools({"pool": pool}, train.columns), source, **settings)
         for source in (fc.resident_data, fc.StreamedData)
     )
     first = lambda records: fc.Decision(keep=records[0]["round"] == 1)
     plain = fc.run_experiment(resident, show_progress=False)
     kept = fc.run_experiment(streamed, callbacks=[first], show_progress=False)
     assert kept.kept.round == 1
-    for client in range(5):
+    for client in (0, 2, 4):
         models = fc.models_of_client(resident, plain, client)
-        assert set(models) == {
-            pool + ending
-            for pool, own in zip(("large", "small"), clients, strict=True)
-            for ending in ("", "_teachers")
-            if client in own
-        }
+        assert set(models) == {"pool", "pool_personal"}
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
             models,
