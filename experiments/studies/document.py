@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = options.output or options.results.parent / "RESULTS.md"
         document = render(results, output)
         if options.check:
-            return _check(document)
+            return check(document)
         try:
             write(document)
         except ImportError as error:
@@ -165,8 +165,8 @@ def _png(figure: "Figure") -> bytes:
     return reduced.getvalue()
 
 
-def _check(document: Document) -> int:
-    """Prints the first file that is missing or differs from the records."""
+def check(document: Document) -> int:
+    """Prints the first file that is missing or differs from the records; returns 1 then, else 0."""
     for path, text in document.texts.items():
         fault = "does not exist"
         if path.exists():

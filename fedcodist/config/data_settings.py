@@ -2,7 +2,8 @@
 
 from ml_collections import ConfigDict
 
-_OF_ALL = (
+# Those that all data have; the others are arguments of a user's function that loads data.
+OF_ALL = (
     *("name", "seed", "division_per_seed", "preprocess", "evaluation_preprocess", "partition"),
     *("client_test_share", "unseen_clients"),
 )
@@ -37,7 +38,7 @@ def check_read(settings: ConfigDict) -> None:
         return
     read = READ[settings.name]
     for name, value in settings.items():
-        if value is not None and name not in (*_OF_ALL, *read):
+        if value is not None and name not in (*OF_ALL, *read):
             raise ValueError(
                 f"data.{name} must be None with data.name={settings.name!r}, which does not read it; "
                 f"it reads {', '.join(sorted(read))}."

@@ -1,10 +1,10 @@
 """A user's data, `data.name = "my_module:load"`, and a user's preprocessing of any data.
 
-`load` gets as arguments all settings of `data` except those named below. It gets `seed`, which also
-draws the clients of each pool, only if it has such an argument. It returns `Data`, or a mapping from
-split to FederatedData. The split "train" has the clients; "distillation", which may be missing, has the
-server's unlabelled examples. Splits other than "train" may be plain columns, name -> array. Networks
-read the column "image", and losses and metrics read "label".
+`load` gets as arguments all settings of `data` except those of all data (`OF_ALL`). It gets `seed`,
+which also draws the clients of each pool, only if it has such an argument. It returns `Data`, or a
+mapping from split to FederatedData. The split "train" has the clients; "distillation", which may be
+missing, has the server's unlabelled examples. Splits other than "train" may be plain columns, name ->
+array. Networks read the column "image", and losses and metrics read "label".
 
 `data.preprocess` and `data.evaluation_preprocess` are functions (batch, key, positions) -> batch, like
 the `preprocess` of `LocalTraining`: the batch is a dictionary of columns [batch, ...], and the key is
@@ -17,15 +17,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedcodist.config.data_settings import OF_ALL
 from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.data.federated_data import FederatedData, federated_splits
 
-# Settings of `data` that are not the loading function's.
-OURS = (
-    *("name", "preprocess", "evaluation_preprocess", "partition", "division_per_seed"),
-    *("client_test_share", "unseen_clients"),
-)
 PREPROCESSING = ("preprocess", "evaluation_preprocess")
 
 
@@ -36,9 +32,12 @@ def referenced_data(settings: ConfigDict) -> Any:
       ValueError: one line that names the setting, and the line in the function where it fails.
     """
     function = function_at("data.name", settings.name)
-    arguments = {name: value for name, value in settings.to_dict().items() if name not in OURS}
-    if "seed" not in signature_of(function).parameters:
-        arguments.pop("seed", None)
+    read = {"seed"} & signature_of(function).parameters.keys()
+    arguments = {
+        name: value
+        for name, value in settings.to_dict().items()
+        if name in read or name not in OF_ALL
+    }
     return called("data.name", settings.name, function, **arguments)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedcodist.config.referenced_data import OURS
+from fedcodist.config.data_settings import OF_ALL
 from fedcodist.config.references import is_reference
 from fedcodist.core.checks import (
     MOST_EPOCHS,
@@ -64,7 +64,7 @@ def check_settings(config: ConfigDict) -> None:
 def _is_of_loader(path: str) -> bool:
     """Whether the path is an argument of a user's function that loads data, or within one."""
     group, _, name = path.partition(".")
-    return group == "data" and name.partition(".")[0] not in ("", "seed", *OURS)
+    return group == "data" and name.partition(".")[0] not in ("", *OF_ALL)
 
 
 def _misspelt_group(path: str, config: ConfigDict) -> str:

@@ -893,17 +893,17 @@ def test_notes_are_placed_as_they_are_and_runs_own_at_the_end(tmp_path):
 
 @pytest.fixture(scope="module")
 def project():
-    """Our results, and the texts of their pages."""
+    """Our results, and their pages."""
     ours = results.load_results(ROOT / "results")
-    return ours, results.render(ours, ROOT / "RESULTS.md").texts
+    return ours, results.render(ours, ROOT / "RESULTS.md")
 
 
 def test_every_section_of_the_notes_is_on_the_projects_pages(project):
     """So no note is written in vain, and none is lost when a heading changes."""
-    ours, texts = project
+    ours, document = project
     for name, notes in ours.notes.items():
         path = ROOT / "docs" / "results" / f"{name}.md" if name else ROOT / "RESULTS.md"
-        lacking = [heading for heading, body in notes.items() if body not in texts[path]]
+        lacking = [heading for heading, body in notes.items() if body not in document.texts[path]]
         assert not lacking, (name, lacking)
 
 
@@ -1250,7 +1250,7 @@ def test_a_method_has_one_colour_and_marker_of_its_own():
 
 
 def test_the_index_is_short_and_its_links_lead_to_headings(project):
-    _, texts = project
+    texts = project[1].texts
     index = texts[ROOT / "RESULTS.md"]
     assert len(index.splitlines()) <= 160
     links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", index)
@@ -1320,8 +1320,8 @@ def test_check_finds_edits_missing_files_and_new_records(tmp_path, capsys):
 @pytest.mark.skipif(
     not ((ROOT / "results").exists() or (ROOT / "RESULTS.md").exists()), reason="nothing recorded"
 )
-def test_the_committed_results_are_what_the_records_give(capsys):
-    assert checked(capsys, ROOT / "results", ROOT / "RESULTS.md") == (0, "")
+def test_the_committed_results_are_what_the_records_give(project, capsys):
+    assert results.check(project[1]) == 0, capsys.readouterr().err
 
 
 def nothing(content):
