@@ -90,18 +90,23 @@ def example_of(data: Data) -> jax.Array:
     Raises:
       ValueError: the preprocessing leaves no such column.
     """
-    one = {
-        name: jax.ShapeDtypeStruct((1, *c.shape[1:]), jax.dtypes.canonicalize_dtype(c.dtype))
-        for name, c in data.splits["train"].columns.items()
-        if c.dtype.kind not in "SU"  # text stays on the host
-    }
-    batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
+    batch = preprocessed_shapes(data)
     if data.inputs not in batch:
         raise ValueError(
             f"networks read the column {data.inputs!r}, the data have {sorted(batch)} after "
             "preprocessing; a network with other inputs must be a fedcodist.Model."
         )
     return jnp.zeros(batch[data.inputs].shape, batch[data.inputs].dtype)
+
+
+def preprocessed_shapes(data: Data) -> Mapping[str, jax.ShapeDtypeStruct]:
+    """The columns of one of the clients' examples after preprocessing, shapes [1, ...]."""
+    one = {
+        name: jax.ShapeDtypeStruct((1, *c.shape[1:]), jax.dtypes.canonicalize_dtype(c.dtype))
+        for name, c in data.splits["train"].columns.items()
+        if c.dtype.kind not in "SU"  # text stays on the host
+    }
+    return jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
 
 
 def classes_of(data: Data) -> int:

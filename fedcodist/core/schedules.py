@@ -10,6 +10,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_function, check_integer, check_number
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method_checks import check_same, hyper_shape, traced
 
 PyTree = Any
 Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value
@@ -32,7 +33,8 @@ def scheduled(
 
     Raises:
       ValueError: a name is of no hyper-parameter, or two names are of the same one.
-      TypeError: a schedule is no function of these arguments.
+      ValueError, TypeError: a schedule is no function of these arguments, cannot be traced, or returns
+        something else than a value as it gets.
     """
     check_arguments(scheduled, locals())
     for name, schedule in schedules.items():
@@ -49,6 +51,9 @@ def scheduled(
             )
     if twice := [names for names in of_paths if len(names) > 1]:
         raise ValueError(f"schedules must not have two for one hyper-parameter, got {twice[0]}.")
+    for (_, leaf), names in zip(leaves, of_paths, strict=True):
+        for name in names:
+            _check_value(f"schedules[{name!r}]", schedules[name], leaf)
 
     def at(hyper: PyTree, round: jax.Array) -> PyTree:
         values, structure = jax.tree.flatten(hyper)
@@ -79,6 +84,13 @@ def exponential_decay(factor: float) -> Schedule:
     """value factor^t in round t; the factor is above 0 and at most 1, such as 0.99."""
     check_number("factor", factor, above=0, high=1)
     return lambda value, round: value * factor**round
+
+
+def _check_value(where: str, schedule: Schedule, value: Any) -> None:
+    """Raises ValueError or TypeError unless the schedule returns a value like this one."""
+    shape = hyper_shape(value)
+    returned = traced(where, schedule, shape, jax.ShapeDtypeStruct((), jnp.int32))
+    check_same(f"{where} must return a value as it gets", shape, returned)
 
 
 def _fields(path: tuple[Any, ...]) -> tuple[str, ...]:

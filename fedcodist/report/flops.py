@@ -39,7 +39,12 @@ from fedcodist.config.party_methods import (
     public_of,
 )
 from fedcodist.config.passes import LEARNING
-from fedcodist.config.referenced_networks import example_of, referenced_model, referenced_module
+from fedcodist.config.referenced_networks import (
+    example_of,
+    preprocessed_shapes,
+    referenced_model,
+    referenced_module,
+)
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import BASELINE, ENTRIES, GRAPH, load_methods
 from fedcodist.core.model import Model, variable_shapes
@@ -137,7 +142,7 @@ class Work:
         if depth is not None:
             create, shape = choice(setting, name, WITH_EXITS)
             return forward_flops_of((functools.partial(create, depth), shape))
-        return _forward_of(self, share)(setting, name)
+        return _forward_of(self, setting, name, share)
 
     @functools.cached_property
     def forward(self) -> dict[str, float]:
@@ -292,25 +297,19 @@ class Work:
         return forward_flops_of((functools.partial(module_of, shape, classes, width), image))
 
 
-def _forward_of(work: Work, share: float | None = None) -> Callable[[str, str], float]:
-    """(setting, name of its model) -> FLOPs on one example, of that network or a share of its units."""
+def _forward_of(work: Work, setting: str, name: str, share: float | None) -> float:
+    """FLOPs on one example of the network that a setting names, or of a share of its units."""
     kind = work.config.get("data", {}).get("name")
-
-    def of(setting: str, name: str) -> float:
-        if is_reference(name):
-            return _forward_of_reference(setting, name, work.data, share)
-        if kind == TEXT:
-            return _forward_of_text(work.data)(setting, name)
-        if kind not in ENCODED:
-            return _forward_of_image(choice(setting, name, MODELS), share)
-        data = work.data
-        assert data.models is not None and data.submodels is not None
-        model = choice(setting, name, data.models)()
-        return _forward_of_model(
-            model if share is None else data.submodels[name](share).model, data
-        )
-
-    return of
+    if is_reference(name):
+        return _forward_of_reference(setting, name, work.data, share)
+    if kind == TEXT:
+        return _forward_of_text(work.data)(setting, name)
+    if kind not in ENCODED:
+        return _forward_of_image(choice(setting, name, MODELS), share)
+    data = work.data
+    assert data.models is not None and data.submodels is not None
+    model = choice(setting, name, data.models)()
+    return _forward_of_model(model if share is None else data.submodels[name](share).model, data)
 
 
 def _forward_of_reference(
@@ -325,11 +324,8 @@ def _forward_of_reference(
 
 def _forward_of_model(model: Model, data: Data) -> float:
     """FLOPs of a model on one of the clients' examples."""
-    columns = data.splits["train"].columns
-    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
-    batch = jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
     apply = lambda variables, batch: model.apply(variables, batch)[0]
-    return forward_flops(apply, variable_shapes(model), batch)
+    return forward_flops(apply, variable_shapes(model), preprocessed_shapes(data))
 
 
 def _forward_of_image(

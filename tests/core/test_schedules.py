@@ -1,6 +1,7 @@
 """Hyper-parameters that change over the rounds, against a plain loop."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,6 +115,21 @@ def test_parties_rate_that_decays_to_zero():
             r"schedules\['client_learning_rate'\] must be a function \(value, round\)",
         ),
         ("linear_decay", TypeError, "schedules must be a mapping"),
+        (
+            {"client_learning_rate": lambda value, round: None},
+            TypeError,
+            r"schedules\['client_learning_rate'\] must return a value as it gets",
+        ),
+        (
+            {"client_learning_rate": lambda value, round: jnp.full(2, value)},
+            TypeError,
+            r"schedules\['client_learning_rate'\] must return a value as it gets.*float32\[2\]",
+        ),
+        (
+            {"client_learning_rate": lambda value, round: value if round < 3 else 0},
+            ValueError,
+            r"schedules\['client_learning_rate'\] does not fit what it is given",
+        ),
     ],
 )
 def test_what_is_no_schedule_is_an_error(schedules, error, message):
