@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import compiled_programs
 import quick_compilation
 
 # Nearly all of the tests' time is compilation: of code that need not be fast.
@@ -16,6 +17,8 @@ os.environ.setdefault(
 # with more threads than devices can block, none starves.
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Many tests compile the same programs.
+os.environ.update(compiled_programs.environment())
 
 import hypothesis
 import jax

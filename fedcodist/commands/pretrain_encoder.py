@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.divergence import TrainingDiverged
     from fedcodist.run.experiment import check_experiment, run_experiment
-    from fedcodist.run.run_folder import RunFolderError
+    from fedcodist.run.folder_check import RunFolderError
     from fedcodist.text.bert_weights import save_encoder
 
     try:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
 from fedcodist.run import compilation_cache, launch
+from fedcodist.run.folder_check import RunFolderError, check_folder
 
 if TYPE_CHECKING:
     from fedcodist.run.profile import Callback
@@ -65,8 +66,10 @@ def main(arguments: list[str]) -> int:
         return command_line.refuse(error)
     assert _WORKDIR.value is not None  # `parse` requires it
     workdir = Path(_WORKDIR.value)
-    if workdir.exists() and not workdir.is_dir():
-        return command_line.refuse(ValueError(f"--workdir must be a folder, {workdir} is a file."))
+    try:
+        check_folder(workdir)  # before the logs of processes are written into it
+    except RunFolderError as error:
+        return command_line.refuse(error)
     if launch.is_child():
         # The import of JAX comes after parsing, so that a mistyped flag is reported at once.
         try:
@@ -125,7 +128,6 @@ def _run(workdir: Path) -> int:
     from fedcodist.run.experiment import check_experiment, run_experiment
     from fedcodist.run.export import save_models
     from fedcodist.run.profile import check_folder, tracing
-    from fedcodist.run.run_folder import RunFolderError
     from fedcodist.run.tracked_runs import LoggerError
 
     config = _CONFIG.value

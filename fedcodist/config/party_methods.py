@@ -53,7 +53,7 @@ from fedcodist.models.fed_md import (
 )
 from fedcodist.models.headed import Headed, headed
 from fedcodist.privacy.private_parties import counted
-from fedcodist.run.run_folder import PHASES
+from fedcodist.run.folder_check import PHASES
 
 PyTree = Any
 Network = Shape | str  # widths and dropout, one of BACKBONES, or a reference

@@ -50,7 +50,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.run.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from fedcodist.run.experiment import Experiment, Outcome, check_experiment, run_experiment
-from fedcodist.run.run_folder import PHASES, RunFolderError
+from fedcodist.run.folder_check import PHASES, RunFolderError
 from fedcodist.run.sources import StreamedData, resident_data
 
 PyTree = Any

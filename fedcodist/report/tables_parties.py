@@ -19,7 +19,7 @@ from fedcodist.core.extras import check_installed
 from fedcodist.core.metric_kinds import decimal
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import read_lines, read_object
-from fedcodist.run.run_folder import PHASES
+from fedcodist.run.folder_check import PHASES
 
 # phases.stopping -> how the training before the rounds, and that of the bound, ended.
 STOPPING = {

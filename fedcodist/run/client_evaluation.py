@@ -21,8 +21,8 @@ from fedcodist.run.client_metrics import (
     save_clients,
 )
 from fedcodist.run.client_splits import ClientSplit, measured_clients
+from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.programs import Programs, replicate, replicate_data
-from fedcodist.run.run_folder import RunFolderError
 from fedcodist.run.sources import ResidentData, StreamedData, resident_data
 
 PyTree = Any

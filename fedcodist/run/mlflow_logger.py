@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.run.metrics_lines import Record, scalars
-from fedcodist.run.tracked_runs import LoggerError, TrackedRuns
+from fedcodist.run.tracked_runs import LoggerError, TrackedRuns, seeds_of
 
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100  # that MLflow takes at once
 _LONGEST = 500  # characters of a parameter
@@ -39,6 +39,8 @@ class MLflowLogger:
     def start(self, config: Mapping[str, Any]) -> None:
         """Opens the store, so that an unreachable store is noticed before training."""
         self._config, uri = dict(config), None
+        # A run that was stopped after its last evaluation is finished without logging again.
+        self._seeds.update(seeds_of(config))
         if not self._mlflow.is_tracking_uri_set():
             uri = (self._workdir / "mlruns").resolve().as_uri()
             # Otherwise newer versions refuse the only store that needs neither server nor database.

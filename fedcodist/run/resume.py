@@ -16,8 +16,9 @@ from fedcodist.core.devices import from_all_processes
 from fedcodist.core.method import FederatedAlgorithm, HostState
 from fedcodist.run.blocks import Trained
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, set_damaged_aside
+from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.programs import Programs, replicate
-from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.run_folder import RunFolder
 
 PyTree = Any
 

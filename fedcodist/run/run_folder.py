@@ -2,7 +2,6 @@
 
 import codecs
 import datetime
-import fnmatch
 import importlib.metadata
 import json
 import os
@@ -17,6 +16,7 @@ import jax
 
 from fedcodist.core.files import write_atomically
 from fedcodist.run.commit import running_commit
+from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder
 from fedcodist.run.identity import Identity, first_difference
 
 try:
@@ -24,17 +24,9 @@ try:
 except ImportError:  # Windows lacks it; there, a second process in a folder is not noticed
     fcntl = None  # type: ignore[assignment]
 
-_LOCK = ".lock"
-PHASES = "phases"  # run folders of the phases before a run's first round
-# Files that a start may leave if it is killed at once.
-_BEGINNINGS = ("logs", PHASES, _LOCK, ".*.json.*")
 # Keys that the plans of older run folders lack, where they are not compared.
 _ADDED_LATER = ("seeds_loop", "execution", "processes", "devices", "platform")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
-
-
-class RunFolderError(ValueError):
-    """The folder is another run's, is in use or cannot be written. The message is one line."""
 
 
 class RunFolder:
@@ -83,12 +75,8 @@ class RunFolder:
           RunFolderError: another process uses the folder; its config or identity is that of another
             experiment; or the plan differs, which would change bits of results, without `change_plan`.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderError(f"run folder {self.path} is a file.")
-        names = {path.name for path in self.path.glob("*")}
-        # Checked before locking, so that no lock file is written into a folder that is not a run folder.
-        if "config.json" not in names and not all(map(_is_beginning, names)):
-            raise RunFolderError(f"folder {self.path} is not empty and holds no run.")
+        # Before locking, so that no lock file is written into a folder that is not a run folder.
+        check_folder(self.path)
         self._take_lock()
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         for unfinished in self.path.glob(".*.json.*"):
@@ -243,7 +231,7 @@ class RunFolder:
         """Locks the folder. The operating system releases the lock however this process ends."""
         if fcntl is None:
             return
-        path = self.path / _LOCK
+        path = self.path / LOCK
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path, "ab")  # noqa: SIM115
@@ -277,10 +265,6 @@ class RunFolder:
             write_atomically(self.path / name, text.encode())
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path / name}: {error.strerror}.") from error
-
-
-def _is_beginning(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEGINNINGS)
 
 
 def _machine(environment: Any) -> dict[str, Any]:

@@ -36,6 +36,12 @@ class TrackedRuns:
         return self._ids[str(seed)]
 
 
+def seeds_of(config: Mapping[str, Any]) -> range:
+    """The seeds that a config runs."""
+    first = config.get("seed", 0)
+    return range(first, first + config.get("seeds", 0))
+
+
 def final_scalars(summary: Mapping[str, Any], index: int) -> dict[str, float]:
     """`<model>/<split>/<metric>` -> the final value of a seed, by its index among the run's seeds."""
     return {

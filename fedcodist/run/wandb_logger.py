@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.run.metrics_lines import Record, scalars
-from fedcodist.run.tracked_runs import LoggerError, TrackedRuns, final_scalars
+from fedcodist.run.tracked_runs import LoggerError, TrackedRuns, final_scalars, seeds_of
 
 
 class WandbLogger:
@@ -33,8 +33,7 @@ class WandbLogger:
     def start(self, config: Mapping[str, Any]) -> None:
         """Opens the runs of the config's seeds, so that a missing login is found before training."""
         self._config = dict(config)
-        first = config.get("seed", 0)
-        for seed in range(first, first + config.get("seeds", 0)):
+        for seed in seeds_of(config):
             self._run(seed)
 
     def __call__(self, records: Sequence[Record]) -> None:

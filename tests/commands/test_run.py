@@ -12,7 +12,8 @@ from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.run.export import load_model, save_models
-from fedcodist.run.run_folder import RunFolder, RunFolderError, data_note
+from fedcodist.run.folder_check import RunFolderError
+from fedcodist.run.run_folder import RunFolder, data_note
 
 
 def prepare(folder, examples, **arguments):

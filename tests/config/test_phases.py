@@ -29,7 +29,7 @@ from fedcodist.models.headed import check_heads
 from fedcodist.report import tables_parties
 from fedcodist.run.checkpoint import CheckpointError
 from fedcodist.run.experiment import run_experiment
-from fedcodist.run.run_folder import RunFolderError
+from fedcodist.run.folder_check import RunFolderError
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -227,7 +227,7 @@ ARGUMENTS = {
     ("--config=none.py", "--workdir=none"): ["--config", "existing file", "'none.py'"],
     (CONFIG, "--workdir=none", "rounds=4"): ["unexpected argument 'rounds=4'"],
     (CONFIG, "--workdir=none", "--round=4"): ["'round'"],
-    (CONFIG, f"--workdir={__file__}", "--processes=2"): ["--workdir must be a folder", "is a file"],
+    (CONFIG, f"--workdir={__file__}", "--processes=2"): ["workdir must be a folder", "is a file"],
     (CONFIG, "--workdir=none", "--processes=0"): ["--processes", "at least 1", "0"],
     (CONFIG, "--workdir=none", "--processes=two"): ["--processes=two", "int"],
     (CONFIG, "--workdir=none", "--distributed", "--processes=2"): ["--processes", "must be 1", "2"],

@@ -18,7 +18,7 @@ from fedcodist.privacy.accounting import (
     spent,
 )
 from fedcodist.privacy.private import private
-from fedcodist.run.run_folder import RunFolderError
+from fedcodist.run.folder_check import RunFolderError
 
 dp_accounting = pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -19,7 +19,8 @@ from quick_compilation import XLA_FLAGS
 from fedcodist.commands import run
 from fedcodist.run import resume
 from fedcodist.run.export import load_model
-from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.folder_check import RunFolderError
+from fedcodist.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("small", "large")

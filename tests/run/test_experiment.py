@@ -31,7 +31,7 @@ from fedcodist.run.experiment import (
     run_experiment,
 )
 from fedcodist.run.experiment_checks import check_start
-from fedcodist.run.run_folder import RunFolderError
+from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -24,8 +24,8 @@ from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import identity
 from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.identity import digest, identity_of
-from fedcodist.run.run_folder import RunFolderError
 from fedcodist.run.sources import StreamedData, resident_data
 
 RATE = 0.9

@@ -206,6 +206,22 @@ def test_mlflow_on_a_file_store(tmp_path, monkeypatch):
         assert run.info.status == "FINISHED" and run.data.tags["run_folder"] == str(tmp_path)
 
 
+def test_a_run_that_was_stopped_after_its_last_evaluation_is_finished_in_mlflow(
+    tmp_path, monkeypatch
+):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    log(MLflowLogger(tmp_path), [0])
+    resumed = MLflowLogger(tmp_path)
+    log(resumed, [])
+    resumed.finish(SUMMARY)
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("the_name")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+
+
 @pytest.mark.slow
 def test_mlflow_goes_where_the_user_has_set(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")

@@ -11,7 +11,8 @@ import pytest
 
 from fedcodist.core import files
 from fedcodist.run import run_folder
-from fedcodist.run.run_folder import RunFolder, RunFolderError
+from fedcodist.run.folder_check import RunFolderError
+from fedcodist.run.run_folder import RunFolder
 
 CONFIG = {"rounds": 5, "pools": {"small": {"fraction": 1 / 3, "alpha": None}}, "sizes": (1, 2)}
 PLAN = {"processes": 2, "loop": "scan"}
