@@ -64,14 +64,21 @@ def check_method(
                 f"Variables, got {kind_of(message)} without {name!r}."
             )
     client_state = traced("method.init_client_state", lambda: method.init_client_state())
+    keeps_none = (
+        " (client_state is None: method.init_client_state makes none)"
+        if client_state is None
+        else ""
+    )
     result = traced(
         "method.client_update",
         lambda *arguments: _as_result(method.client_update(*arguments)),
         *(message, client_state, data, key, hyper),
         hint=f": the columns are {sorted(columns)} before preprocessing",
+        none=keeps_none,
     )
     check_same(
-        "method.client_update must return a client state as method.init_client_state makes it",
+        "method.client_update must return a client state as method.init_client_state makes it"
+        + keeps_none,
         client_state,
         result.client_state,
     )
@@ -141,7 +148,9 @@ def _as_aggregate(aggregate: Any) -> Any:
     return aggregate
 
 
-def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str = "") -> Any:
+def traced(
+    name: str, function: Callable[..., Any], *arguments: Any, hint: str = "", none: str = ""
+) -> Any:
     """The shapes of a function's result.
 
     Args:
@@ -149,6 +158,7 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str =
       function: the function to trace.
       arguments: arrays or shapes.
       hint: what the function may look up; ends the message if it looks up something else.
+      none: which argument is None, and why; for messages about a None.
 
     Raises:
       ValueError, TypeError: names the function, and says what is wrong with it.
@@ -164,7 +174,8 @@ def traced(name: str, function: Callable[..., Any], *arguments: Any, hint: str =
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         kind = type(error) if type(error) in (TypeError, ValueError) else ValueError
-        raise kind(f"{name} does not fit what it is given: {message}") from error
+        about = none if "NoneType" in message else ""
+        raise kind(f"{name} does not fit what it is given{about}: {message}") from error
 
 
 def raised_here(error: BaseException) -> bool:

@@ -53,6 +53,20 @@ def make_algorithm():
     return independent_pools({"main": pool}, DATA.columns)
 
 
+def test_a_forgotten_init_client_state_is_named():
+    method = make_method()
+
+    def looking(message, client_state, data, key, hyper):
+        return method.client_update(message, client_state.model, data, key, hyper)
+
+    def returning(*arguments):
+        return method.client_update(*arguments)._replace(client_state=jnp.zeros(2))
+
+    for client_update in (looking, returning):
+        with pytest.raises((TypeError, ValueError), match=r"client_update .*init_client_state"):
+            communication_of(method._replace(client_update=client_update), DATA.columns)
+
+
 def experiment_of(algorithm, stream=False) -> Experiment:
     data = StreamedData(DATA, EXTRA) if stream else resident_data(DATA, EXTRA)
     return Experiment(algorithm, data, {"test": DATA}, rounds=2)
