@@ -125,7 +125,7 @@ def compressed(
     """
     check_arguments(compressed, locals())
     _check(method, num_rounds, observe_gradient)
-    inner_gradient = method.gradient
+    inner_gradient, after_sending = method.gradient, method.after_sending
 
     def broadcast(server: CompressedServer) -> CompressedMessage:
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
@@ -194,6 +194,10 @@ def compressed(
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
         num_rounds=num_rounds,
         gradient=None,  # use `observe_gradient` instead
+        after_sending=after_sending
+        and (
+            lambda state, extra, sent: state._replace(inner=after_sending(state.inner, extra, sent))
+        ),
     )
 
 

@@ -46,12 +46,14 @@ class PrivateSends(NamedTuple):
       expected_clients: the number that sums are divided by; None: how many clients took part.
       bands: rounds over which noise is correlated; in so many rounds a client may take part once.
       is_adaptive: whether the bound on updates changes from round to round.
+      tells_metrics: whether clients send training metrics, which are not protected.
     """
 
     noise_multiplier: float
     expected_clients: int | None
     bands: int = 1
     is_adaptive: bool = False
+    tells_metrics: bool = True
 
 
 class SetModel(Protocol):
@@ -71,7 +73,9 @@ class FederatedMethod(NamedTuple):
     Attributes:
       model: the network.
       hyper: default hyper-parameters, a pytree of floats; traced, so other values do not recompile.
-      init: key -> server state.
+      init: key -> server state. If a part of it depends on what clients keep, such as SCAFFOLD's
+        variate, the state has a method `without_clients() -> server state`, which begins this part anew
+        for a run that starts from this state.
       broadcast: server -> message, what a client downloads. Its attributes `params` and `mutable` are
         the model.
       client_update: (message, client_state, data, key, hyper) -> ClientResult.
@@ -94,6 +98,9 @@ class FederatedMethod(NamedTuple):
       privacy: for privacy accounting; None if the method's sums are not private.
       num_rounds: the most rounds of a run, if something in the method changes over the run, such as a
         compressor's threshold; else None.
+      after_sending: (client_state, extra, sent) -> client state of a client that sends `sent` in place
+        of its own `extra`, such as a clipped one. It is for methods whose server must agree with what
+        clients keep. None: the same client state.
       server_message: server -> the message that `reduce.finalize` gets. It may also hold what only the
         server knows, such as the state of its noise. None: it is the message that clients download.
     """
@@ -118,6 +125,7 @@ class FederatedMethod(NamedTuple):
     ) = None
     privacy: PrivateSends | None = None
     num_rounds: int | None = None
+    after_sending: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
     server_message: Callable[[PyTree], PyTree] | None = None
 
 
@@ -227,6 +235,9 @@ class FederatedAlgorithm(NamedTuple):
       privacy: pool -> PrivateCohorts, for every pool whose cohorts are drawn independently. Empty if no
         pool's method is private.
       num_rounds: the most rounds of a run, if a schedule was made for so many; else None.
+      restart: a run's last state -> the state with which another run begins (`Experiment.start`). What
+        depends on the earlier run's rounds, such as FedSDD's buffer of models, begins anew. None: the
+        same state.
     """
 
     name: str
@@ -245,6 +256,7 @@ class FederatedAlgorithm(NamedTuple):
     client_models: Mapping[str, ClientModels] = {}
     privacy: Mapping[str, PrivateCohorts] = {}
     num_rounds: int | None = None
+    restart: Callable[[PyTree], PyTree] | None = None
 
 
 def all_client_models(algorithm: FederatedAlgorithm) -> dict[str, ClientModels]:

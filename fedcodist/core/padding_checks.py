@@ -32,18 +32,21 @@ class Filled(NamedTuple):
       batch_size: examples per step.
       capacity: the most examples of a client in this training.
       num_examples: length of the columns.
+      left_out: how many of a client's examples, at most half of them, this training does not see.
     """
 
     clients: Any
     batch_size: int
     capacity: int
     num_examples: int
+    left_out: int = 0
 
 
 _collected: contextvars.ContextVar[list[Filled] | None] = contextvars.ContextVar(
     "collected", default=None
 )
 _clients: contextvars.ContextVar[Any] = contextvars.ContextVar("clients", default=None)
+_left_out: contextvars.ContextVar[int] = contextvars.ContextVar("left_out", default=0)
 _OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 
@@ -55,6 +58,16 @@ def of_clients(clients: Any) -> Iterator[None]:
         yield
     finally:
         _clients.reset(token)
+
+
+@contextlib.contextmanager
+def leaving_out(count: int) -> Iterator[None]:
+    """Declares that training traced inside leaves out `count` examples, at most half of a client's."""
+    token = _left_out.set(count)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
 
 
 @contextlib.contextmanager
@@ -105,7 +118,9 @@ def check_filled_batches(
     num_examples = len(next(iter(data.columns.values())))
     filled = _collected.get()
     if filled is not None:
-        filled.append(Filled(_clients.get(), batch_size, data.capacity, num_examples))
+        filled.append(
+            Filled(_clients.get(), batch_size, data.capacity, num_examples, _left_out.get())
+        )
     else:
         # Python shows a warning of the same text and place only once.
         warnings.warn(

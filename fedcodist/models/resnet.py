@@ -86,10 +86,7 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
                 x = BasicBlock(features, stride, self.shortcut, name=name)(x, normalize)
-        embedding = jnp.mean(x, (1, 2))
-        return (
-            embedding if self.classes is None else nn.Dense(self.classes, name="output")(embedding)
-        )
+        return _output(jnp.mean(x, (1, 2)), self.classes)
 
 
 class WideResNet(nn.Module):
@@ -104,7 +101,7 @@ class WideResNet(nn.Module):
 
     blocks: int
     widening: int
-    classes: int = 10
+    classes: int | None = 10
     norm: str = "batch"
     axis_name: str | None = None
 
@@ -124,8 +121,8 @@ class WideResNet(nn.Module):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
                 x = PreActivationBlock(self.widening * features, stride, name=name)(x, normalize)
-        x = nn.relu(normalize(x, "output_norm"))
-        return nn.Dense(self.classes, name="output")(jnp.mean(x, (1, 2)))
+        embedding = jnp.mean(nn.relu(normalize(x, "output_norm")), (1, 2))
+        return _output(embedding, self.classes)
 
 
 class BasicBlock(nn.Module):
@@ -235,6 +232,11 @@ def _matrix_product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 def _subsample(images: jax.Array, stride: int) -> jax.Array:
     return images[:, ::stride, ::stride]
+
+
+def _output(embedding: jax.Array, classes: int | None) -> jax.Array:
+    """The logits of an output layer, or the embedding where there is none."""
+    return embedding if classes is None else nn.Dense(classes, name="output")(embedding)
 
 
 def _normalization(

@@ -105,6 +105,9 @@ def private(
 
     The noise's key cannot be derived from the keys that clients get. Training metrics are not protected.
 
+    A client's variate of SCAFFOLD changes by what the client sends. The server's variate is their mean
+    and the noise of all rounds so far.
+
     `compressed` and `partially_shared` go inside, and a secure sum goes around:
     `secure_sum(private(compressed(method, ...), ...), ...)` bounds the updates that the server restores.
 
@@ -119,7 +122,8 @@ def private(
       statistics_clip, extra_clip: the bounds of the change of mutable state, such as batch statistics,
         and of the method's `extra`; each is needed if the method sends such values.
       weight_clip: weights are min(weight, weight_clip) / weight_clip, and their sum gets noise. None:
-        all weights are 1.
+        all weights are 1. The mean's divisor is the noised sum, or 1 if this is smaller. So if
+        `weight_clip` is far above the weights of a whole cohort, the mean is too small.
       adaptive: how `clip` changes; None: it is constant.
       metrics: False: clients send no training metrics.
 
@@ -156,6 +160,10 @@ def private(
     ) -> ClientResult:
         result = method.client_update(message.inner, client_state, data, key, hyper)
         check_sends(method, result, statistics_clip, extra_clip)
+        if method.after_sending is not None and extra_clip is not None:
+            sent = clipped(result.extra, extra_clip)
+            after = method.after_sending(result.client_state, result.extra, sent)
+            result = result._replace(client_state=after)
         if banded is not None:
             check_same_shapes(method, message, result)
         # A client whose update is not finite sends zeros. It keeps its state, such as the memory of an
@@ -182,6 +190,13 @@ def private(
             server = server._replace(clip=moved(server.clip, share_within, adaptive))
         return server._replace(inner=inner, noise=noise)
 
+    def after_sending(client_state: PyTree, extra: PyTree, sent: PyTree) -> PyTree:
+        if method.after_sending is None:
+            return client_state
+        if adaptive is not None:  # beside it: whether the update was within the bound
+            extra, sent = extra[0], sent[0]
+        return method.after_sending(client_state, extra, sent)
+
     def set_model(server: PrivateServer, new: Variables, reset_optimizer: bool) -> PrivateServer:
         return server._replace(inner=method.set_model(server.inner, new, reset_optimizer))
 
@@ -203,7 +218,9 @@ def private(
             expected_clients,
             1 if banded is None else banded.bands,
             adaptive is not None,
+            metrics,
         ),
+        after_sending=after_sending,
         server_message=None if banded is None else server_message,
     )
 
@@ -318,8 +335,9 @@ def noised_mean(
         if "statistics" in bounds:
             change = with_noise("statistics", bounds["statistics"])
         if "weight" in bounds:
-            # At least the weight of one client, since noise must not change the mean's sign.
-            count = jnp.maximum(with_noise("weight", 1.0), 1.0)
+            # With noise at least the weight of one client: it must not change the mean's sign.
+            least = jnp.where(deviation > 0, 1.0, 0.0)
+            count = jnp.maximum(with_noise("weight", 1.0), least)
         share_within = jnp.zeros(())
         if adaptive is not None:
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))

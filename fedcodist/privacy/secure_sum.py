@@ -12,7 +12,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.method import FederatedMethod, fine_tuned_models
 from fedcodist.core.model import Variables
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes
-from fedcodist.privacy.secure_sum_reduce import bytes_up, exceeds, fixed_point_reduce
+from fedcodist.privacy.secure_sum_reduce import bounded, bytes_up, exceeds, fixed_point_reduce
 
 PyTree = Any
 
@@ -40,7 +40,9 @@ def secure_sum(
     makes the sum NaN, as without a secure sum, and the run reports it.
 
     The updates, batch statistics, weights and `extra` of individual clients are hidden. The sum is not
-    hidden: from the sum of two clients each can compute the other's. Metrics, which a simulation writes
+    hidden: from the sum of two clients each can compute the other's. If a Poisson cohort has a single
+    client, it sends zeros, and the model stays as if nobody took part. In a private cohort it sends its
+    result, which the noise hides. Metrics, which a simulation writes
     for its user, are not hidden either. For noise on the sum use `private`. FedDF and FedBE need the
     clients' models and raise ValueError for this method.
 
@@ -70,7 +72,8 @@ def secure_sum(
     Args:
       method: any method of one model, compressed or not.
       num_clients: the largest number of clients in a cohort, at least 2.
-      value_range: the largest magnitude of a number that a client sends, before it is weighted.
+      value_range: the largest magnitude of a number that a client sends, before it is weighted. That of
+        a number in `extra` is 1 if `value_range` is smaller.
       max_weight: the largest weight of a client, such as its number of examples.
       bits: of a number in the sum, 2 to 32.
       masks: whether masks are drawn. Without them the model is the same to the bit, and a round, which
@@ -110,8 +113,14 @@ def secure_sum(
         metrics = {
             "bytes_up": jnp.int32(bytes_up(prepared, num_clients, bits)),
             "bytes_down": jnp.int32(down + agreement.down),
-            "clipped_share": exceeds(result, value_range, max_weight).astype(jnp.float32),
         }
+        if method.privacy is None or method.privacy.tells_metrics:
+            is_clipped = exceeds(result, value_range, max_weight)
+            metrics["clipped_share"] = is_clipped.astype(jnp.float32)
+        if method.after_sending is not None:
+            sent = bounded(result, value_range, max_weight).extra
+            after = method.after_sending(result.client_state, result.extra, sent)
+            result = result._replace(client_state=after)
         return result._replace(metrics=result.metrics | metrics)
 
     def fine_tune(

@@ -99,6 +99,7 @@ def fixed_point_reduce(
 
     If norms are clipped, by `inner` or (`is_private`) before, numbers are rounded towards zero.
 
+    A client who is alone in its cohort sends zeros, unless its result is private (`is_private`).
     With `dropout`, as in `secure_sum`, the aggregate has the metrics of `dropout_metrics`. Of a sum that
     is discarded `inner` gets zeros.
     """
@@ -138,6 +139,10 @@ def fixed_point_reduce(
                 f"num_clients must be at least the cohort's size and the cohort at least 2 clients to "
                 f"sum securely, got num_clients={num_clients} and a cohort of {len(clients)}."
             )
+        if not is_private:
+            # The sum of one vector would be this vector. In private sums noise hides a client who is
+            # alone, and whether a client sends must not depend on who else is there.
+            prepared = _zeros_where(jnp.sum(clients >= 0) < 2, prepared)
         if dropout:
             prepared = _left_out(prepared, drops_out(client, key, dropout))
             clients = partners(client, clients, key, dropout)
@@ -201,16 +206,17 @@ def bytes_up(prepared: PyTree, num_clients: int, bits: int) -> int:
 
 def bounded(result: ClientResult, value_range: float, max_weight: float) -> ClientResult:
     """The client's result with every number clipped to the range, and the weight to `max_weight`."""
-    numbers = (result.update, result.mutable, result.extra)
-    update, mutable, extra = _clipped(numbers, value_range)
+    update, mutable = _clipped((result.update, result.mutable), value_range)
+    extra = _clipped(result.extra, _range_of_extra(value_range))
     weight = jnp.minimum(result.weight, max_weight).astype(result.weight.dtype)
     return result._replace(update=update, mutable=mutable, weight=weight, extra=extra)
 
 
 def exceeds(result: ClientResult, value_range: float, max_weight: float) -> jax.Array:
     """Whether `bounded` changes anything, a scalar bool."""
-    numbers = (result.update, result.mutable, result.extra)
-    is_outside = _any(numbers, lambda leaf: jnp.abs(leaf) > value_range)
+    is_outside = _any(
+        (result.update, result.mutable), lambda leaf: jnp.abs(leaf) > value_range
+    ) | _any(result.extra, lambda leaf: jnp.abs(leaf) > _range_of_extra(value_range))
     return is_outside | (result.weight > max_weight)
 
 
@@ -246,6 +252,11 @@ def _zeros_where(is_so: jax.Array, prepared: Prepared) -> Prepared:
 def _clipped(tree: PyTree, value_range: float) -> PyTree:
     clip = lambda leaf: jnp.clip(leaf, -value_range, value_range).astype(leaf.dtype)
     return jax.tree.map(clip, tree)
+
+
+def _range_of_extra(value_range: float) -> float:
+    """That of a client's `extra`: it may say with 0 and 1 which parameters the client had."""
+    return max(value_range, 1.0)
 
 
 def _largest(value_range: float, max_weight: float) -> float:

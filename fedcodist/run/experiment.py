@@ -332,11 +332,15 @@ def _run(
     kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
     stopped: str = notes.get("stopped", "")
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
-    measured = lambda round, of: meter.with_epsilon(round, evaluation_records(round, of, seeds))
+    is_personal = {name for models in algorithm.personal_models.values() for name in models}
+
+    def measured(round: int, evaluation: Any) -> list[Record]:
+        lines = evaluation_records(round, evaluation, seeds)
+        # Personal models stay with their clients, who see their own examples anyway.
+        return meter.with_epsilon(round, lines, {line["model"] for line in lines} - is_personal)
 
     def measured_on_clients(round: int, is_last: bool) -> list[Record]:
         lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
-        # Fine-tuned and personal models stay with their clients, who see their own examples anyway.
         return meter.with_epsilon(round, lines, algorithm.predictors)
 
     def log(new: list[Record]) -> Decision:

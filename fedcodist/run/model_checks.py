@@ -151,15 +151,17 @@ def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled
     for batches in filled:
         clients = np.arange(len(sizes)) if batches.clients is None else batches.clients
         # Whether all clients train on the same data set, such as a public one.
-        is_shared = batches.num_examples == batches.capacity
+        is_shared = batches.num_examples == batches.capacity and not batches.left_out
         if isinstance(data, StreamedData):  # a cohort's columns are as long as it needs
             is_shared &= batches.capacity != data.capacity
         counts = np.minimum(sizes[clients], batches.capacity)
+        counts = counts - np.minimum(batches.left_out, counts // 2)
         if is_shared:
             counts = np.full_like(counts, batches.capacity)
         for client, count in zip(clients, counts, strict=True):
             if count % batches.batch_size:
-                who = "clients train on" if is_shared else f"client {client} has"
+                verb = "trains on" if batches.left_out else "has"
+                who = "clients train on" if is_shared else f"client {client} {verb}"
                 why = padding_checks.no_multiple(f"{who} {count}", batches.batch_size)
                 raise ValueError(padding_checks.counted(why))
 

@@ -88,7 +88,7 @@ def check_privacy(experiment: Any) -> None:
             raise ValueError(
                 "privacy must be None for an algorithm without a private method: see fedcodist.private."
             )
-    # Parties' rounds before `start` are pre-training, in which they share nothing.
+    # Parties' rounds before `start` may be pre-training, in which they share nothing.
     if experiment.start is not None and set(pools) - {PARTIES}:
         raise ValueError(
             "start must be None for a private algorithm: its earlier rounds would not be counted, and "

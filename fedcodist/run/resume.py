@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.method import FederatedAlgorithm, HostState
+from fedcodist.core.restart import restarted
 from fedcodist.run.blocks import Trained
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, set_damaged_aside
 from fedcodist.run.folder_check import RunFolderError
@@ -60,7 +61,8 @@ def start_or_resume(
         state = programs.init(seeds)
     else:
         # A copy: training donates its input's memory, and another run may start from the same state.
-        state = replicate(jax.tree.map(np.array, experiment.start), mesh)
+        first = restarted(experiment.algorithm, experiment.start)
+        state = replicate(jax.tree.map(np.array, first), mesh)
     client_states: PyTree = None
     if host_client_states is None:
         client_states = device_client_states(experiment.algorithm.client_states, experiment.seeds)

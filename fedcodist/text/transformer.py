@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer
 from fedcodist.core.readout import Readout
 from fedcodist.text.lstm import VOCABULARY
 from fedcodist.text.next_token import position_weights
@@ -27,7 +28,7 @@ class Transformer(nn.Module):
     Called with tokens int [B, T], padded at the end; returns a `Readout` of [B, T, width].
 
     Raises:
-      ValueError: `width` is no multiple of 2 `heads`.
+      ValueError: names a size that is below 1; `width` is no multiple of 2 `heads`.
     """
 
     vocabulary: int
@@ -36,6 +37,8 @@ class Transformer(nn.Module):
     blocks: int
 
     def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "heads", "blocks"):
+            check_integer(name, getattr(self, name), low=1)
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width must be a multiple of 2 heads = {2 * self.heads}, got {self.width!r}"

@@ -11,9 +11,10 @@ from fedcodist.algorithms.clients.partially_shared import partially_shared
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model
-from fedcodist.core.parts import Chosen
+from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.parts import Chosen, choice_of
 from fedcodist.core.schedules import Schedule, constant
+from fedcodist.core.trees import named_leaves
 
 NORMALISATION = "*[Nn]orm*"  # BatchNorm_0 and GroupNorm_1 of Flax, batch_norm of Haiku
 
@@ -34,12 +35,28 @@ def fed_bn(
     Args:
       model: a network with normalisation layers.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
-      private: the normalisation layers, see `partially_shared`. Networks in which they have other
-        names, such as `self.bn1` in NNX, need another pattern, such as 'bn*'.
+      private: the normalisation layers: patterns of their own names, or a function of a leaf's path, as
+        in `partially_shared`. A pattern does not choose a block of layers, so the dense layer of a block
+        `ConvNorm_0` is shared. Networks in which normalisation layers have other names, such as
+        `self.bn1` in NNX, need another pattern, such as 'bn*'.
 
     Raises:
       TypeError, ValueError: as `partially_shared`, so also for a network without normalisation layers.
     """
     check_arguments(fed_bn, locals())
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
-    return partially_shared(averaging, private)._replace(name="fed_bn")
+    of_layers = Variables(
+        *(
+            {_layer_and_array(path): leaf for path, leaf in named_leaves(tree).items()}
+            for tree in variable_shapes(model)
+        )
+    )
+    is_chosen = choice_of("private", private, of_layers)
+    is_private = private if callable(private) else lambda path: is_chosen(_layer_and_array(path))
+    return partially_shared(averaging, is_private)._replace(name="fed_bn")
+
+
+def _layer_and_array(path: str) -> str:
+    """The last two names of a path. Haiku's moving averages belong to the layer above them."""
+    names = [name for name in path.split("/") if name != "~" and not name.endswith("_ema")]
+    return "/".join(names[-2:])

@@ -112,7 +112,10 @@ def fed_dropout(
         )
 
     return averaging._replace(
-        client_update=client_update, reduce=mean_of_holders(), name="fed_dropout"
+        client_update=client_update,
+        reduce=mean_of_holders(),
+        gradient=None,  # that of FedAvg is of the whole network
+        name="fed_dropout",
     )
 
 

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
-from fedcodist.core.checks import check_choice
+from fedcodist.core.checks import check_choice, check_columns
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method_checks import traced
 from fedcodist.core.model import Model
+from fedcodist.distillation.loop import check_classes
 
 
 def check_mutual(mutual: MutualLosses) -> None:
@@ -28,23 +30,28 @@ def map_shapes(
     mutual: MutualLosses,
 ) -> list[tuple[int, int]]:
     """The shapes of W^h; none if it is the identity. Raises ValueError if the models do not fit."""
+    check_columns("columns", columns)
     on_device = jax.dtypes.canonicalize_dtype
     example = {
         name: jax.ShapeDtypeStruct((1, *column.shape[1:]), on_device(column.dtype))
         for name, column in columns.items()
     }
-    batch = jax.eval_shape(training.preprocess, example, jax.random.key(0), jnp.zeros(1, jnp.int32))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    hint = f": the columns are {sorted(columns)}"
+    positions: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
+    batch = traced("training.preprocess", training.preprocess, example, key, positions, hint=hint)
 
-    def outputs(model: Model) -> LayerOutputs:
+    def outputs(name: str, model: Model) -> LayerOutputs:
         call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
-        return jax.eval_shape(call, jax.eval_shape(lambda: jax.random.key(0)), batch)
+        return traced(f"{name}.apply", call, key, batch, hint=f"{hint} before preprocessing")
 
-    of_teacher, of_student = outputs(teacher), outputs(student)
+    of_teacher, of_student = outputs("teacher", teacher), outputs("student", student)
     if of_teacher.logits.shape != of_student.logits.shape or of_teacher.logits.ndim != 2:
         raise ValueError(
             "teacher and student must have as many classes, logits [batch, classes], got "
             f"{list(of_teacher.logits.shape)} and {list(of_student.logits.shape)}."
         )
+    check_classes(of_teacher.logits)
     widths = []
     for layers in aligned("hidden states", of_teacher.hidden, of_student.hidden):
         for target, state in by_input("hidden states", *layers):

@@ -4,6 +4,7 @@
 Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, 2020). https://arxiv.org/abs/2001.01523
 """
 
+import jax
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -12,7 +13,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, variable_shapes
-from fedcodist.core.parts import Chosen, choice_of
+from fedcodist.core.parts import Chosen, choice_of, flags
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import HEAD
 
@@ -43,6 +44,9 @@ def lg_fed_avg_one(
     """
     check_arguments(lg_fed_avg_one, locals())
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
-    is_shared = choice_of("shared", shared, variable_shapes(model))
+    shapes = variable_shapes(model)
+    is_shared = choice_of("shared", shared, shapes)
+    if not any(jax.tree.leaves(flags(shapes.params, is_shared))):
+        raise ValueError("shared must choose parameters, it chooses none of the model's.")
     method = partially_shared(averaging, lambda path: not is_shared(path))
     return method._replace(name="lg_fed_avg_one")

@@ -88,12 +88,18 @@ def moon(
         hyper: MoonHyper,
     ) -> ClientResult:
         received = Variables(message.params, message.mutable)
+        # Before the first participation `previous` is zeros, of which a network may make NaN.
+        previous = jax.tree.map(
+            lambda before, now: jnp.where(client_state.has_trained > 0, before, now),
+            client_state.previous,
+            received,
+        )
 
         # Algorithm 1, PartyLocalTraining: embeddings of every batch by three models, the client's, the
         # received and the client's previous one. The loss is that of the labels + mu times the contrast.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             of_received = _embedding(model.apply(received, batch)[0])
-            of_previous = _embedding(model.apply(client_state.previous, batch)[0])
+            of_previous = _embedding(model.apply(previous, batch)[0])
             apart = contrast(_embedding(outputs), of_received, of_previous, hyper.temperature)
             weight = hyper.contrast_weight * client_state.has_trained
             return checked_loss(model.loss, outputs, batch) + weight * apart

@@ -240,6 +240,10 @@ def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
         raise ValueError(
             f"method must send how far its clients came from its model, got {method.name}."
         )
+    if not method.reduce.is_mean:
+        raise ValueError(
+            f"method must be one whose server takes the mean of its clients' models, got {method.name}."
+        )
     if not {"params", "mutable"} <= set(fields) or not _is_like(message.params, shapes.params):
         raise ValueError(
             "method must send its whole model as the fields params and mutable of a named tuple, got "

@@ -39,6 +39,10 @@ class ScaffoldServer(NamedTuple):
     averaging: Any
     variate: PyTree
 
+    def without_clients(self) -> "ScaffoldServer":
+        """c is the mean of all clients' variates, and clients who have kept nothing have zeros."""
+        return self._replace(variate=jax.tree.map(jnp.zeros_like, self.variate))
+
 
 class ScaffoldMessage(NamedTuple):
     """What a client downloads: the model, and the server's control variate c."""
@@ -161,6 +165,10 @@ def scaffold(
             averaging.set_model(server.averaging, new, reset_optimizer), server.variate
         ),
         init_client_state=lambda: zeros(variable_shapes(model).params),
+        # c is the mean of all variates, so a client's own variate changes by what it sends.
+        after_sending=lambda variate, change, sent: jax.tree.map(
+            lambda c_i, whole, bounded: c_i - whole + bounded, variate, change, sent
+        ),
     )
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import check_integer
+from fedcodist.core.batches import Preprocess, check_preprocess
+from fedcodist.core.checks import check_columns, check_integer
+from fedcodist.core.method_checks import traced
 from fedcodist.models.multi_headed import HeadedOutputs
 
 _PROJECTION = "; multi_headed(..., projection=width) gives them one"
@@ -30,10 +31,13 @@ def check_networks(
         teacher is to send more predictions than there are classes.
       TypeError: a network without heads.
     """
+    check_columns("public", public)
+    check_preprocess("distillation.preprocess", distillation.preprocess)
     if not public or next(iter(public.values())).shape[0] < 1:
         raise ValueError("public must not be empty.")
     outputs = {
-        name: _outputs(group, public, distillation.preprocess) for name, group in groups.items()
+        name: _outputs(name, group, public, distillation.preprocess)
+        for name, group in groups.items()
     }
     for name, output in outputs.items():
         if not isinstance(output, HeadedOutputs):
@@ -52,6 +56,11 @@ def check_networks(
             )
     first = next(iter(outputs.values()))
     classes = first.logits.shape[2]
+    if classes < 2:
+        raise ValueError(
+            "groups must have models of at least two classes to teach each other, got networks of one "
+            "logit: give them a second one."
+        )
     if distillation.top_predictions is not None:
         check_integer(
             "distillation.top_predictions", distillation.top_predictions, low=1, high=classes
@@ -59,7 +68,9 @@ def check_networks(
     return first
 
 
-def _outputs(group: PartyGroup, public: Mapping[str, Any], preprocess: Preprocess) -> Any:
+def _outputs(
+    name: str, group: PartyGroup, public: Mapping[str, Any], preprocess: Preprocess
+) -> Any:
     """The shapes of a network's outputs on one public example."""
     batch = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in public.items()}
 
@@ -67,4 +78,9 @@ def _outputs(group: PartyGroup, public: Mapping[str, Any], preprocess: Preproces
         batch = preprocess(batch, jax.random.key(0), jnp.arange(1))
         return group.model.apply(group.model.init(jax.random.key(0)), batch)[0]
 
-    return jax.eval_shape(outputs, batch)
+    return traced(
+        f"groups[{name!r}].model.apply",
+        outputs,
+        batch,
+        hint=f": public has the columns {sorted(public)} before preprocessing",
+    )

@@ -182,6 +182,11 @@ def multi_headed_distillation(
         result = run_parties(groups, update, None, clients, round, key, execution)
         return MHDState(result.states, buffers, banks), client_states, result.metrics
 
+    def restart(state: MHDState) -> MHDState:
+        # Teachers are the present models: the run's exchange of checkpoints is drawn from round 0 on.
+        models = {name: learner.variables for name, learner in state.learners.items()}
+        return start(models, training, schedule, is_on_host)._replace(learners=state.learners)
+
     return assemble(
         name,
         groups,
@@ -193,7 +198,7 @@ def multi_headed_distillation(
         select_examples,
         {PUBLIC: num_public},
         num_rounds=num_rounds,
-    )._replace(notes=notes, host_state=host_banks)
+    )._replace(notes=notes, host_state=host_banks, restart=restart)
 
 
 def start(

@@ -24,6 +24,7 @@ from fedcodist.algorithms.parties.party import (
     PartyResult,
     PartyUpdate,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -98,6 +99,7 @@ def ds_fl(
     """
     check_arguments(ds_fl, locals())
     groups = check_groups(groups, (SERVER,))
+    reduce = checked_mean(reduce)
     check_widths(groups, server.num_classes, "server.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)

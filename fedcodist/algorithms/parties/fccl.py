@@ -17,6 +17,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -118,6 +119,7 @@ def fccl(
     """
     check_arguments(fccl, locals())
     groups = check_groups(groups)
+    reduce = checked_mean(reduce)
     check_widths(groups, num_classes)
     check_training("training", training)
     steps = checked_steps(public)

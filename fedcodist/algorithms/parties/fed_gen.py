@@ -24,6 +24,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -132,6 +133,7 @@ def fed_gen(
     """
     check_arguments(fed_gen, locals())
     groups = check_groups(groups)
+    reduce = checked_mean(reduce)
     width, classes = check_shared_heads(groups)
     check_training("training", training)
     check_plain_gradients("fed_gen", training)

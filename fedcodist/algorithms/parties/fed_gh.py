@@ -58,10 +58,17 @@ OWN_HEAD, GLOBAL_HEAD = PREDICT_BY = ("own_head", "global_head")
 
 
 class FedGHState(NamedTuple):
-    """Parties' models after local training, architecture -> leaves [group, ...], and the global head."""
+    """The state between two rounds.
+
+    Attributes:
+      models: parties' models after local training, architecture -> leaves [group, ...].
+      head: the global head.
+      is_trained: bool, whether the server has trained it.
+    """
 
     models: dict[str, Variables]
     head: PyTree
+    is_trained: jax.Array
 
 
 class FedGHHyper(NamedTuple):
@@ -134,7 +141,7 @@ def fed_gh(
 
     def init(key: jax.Array) -> FedGHState:
         head = head_model.init(keys.derive(key, "init", SERVER)).params
-        return FedGHState(init_models(groups, key), head)
+        return FedGHState(init_models(groups, key), head, jnp.asarray(False))
 
     def round_(
         state: FedGHState, client_states: PyTree, round: Round, hyper: FedGHHyper
@@ -144,8 +151,9 @@ def fed_gh(
         ) -> PartyResult:
             # The global head replaces the party's head, from the second round on.
             body, own_head = split_head(variables.params)
-            is_trained = round.index > 0
-            head = jax.tree.map(lambda new, own: jnp.where(is_trained, new, own), head, own_head)
+            head = jax.tree.map(
+                lambda new, own: jnp.where(state.is_trained, new, own), head, own_head
+            )
             received = Variables(with_head(body, head), variables.mutable)
             # Local training of extractor and head.
             trained = train_client(model, training, received, data, key, hyper.learning_rate)
@@ -169,7 +177,7 @@ def fed_gh(
             keys.derive(round.key, "client_update", round.index, SERVER),
             hyper.server_learning_rate,
         ).variables.params
-        return FedGHState(result.states, head), client_states, result.metrics
+        return FedGHState(result.states, head, jnp.asarray(True)), client_states, result.metrics
 
     names = party_names(groups)
 

@@ -24,6 +24,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     party_metrics,
     run_parties,
@@ -122,6 +123,7 @@ def fed_kd_parties(
     """
     check_arguments(fed_kd_parties, locals())
     groups = check_groups(groups, (STUDENT,))
+    reduce = checked_mean(reduce)
     check_widths(groups, student.num_classes, "student.num_classes")
     check_training("training", training)
     check_integer("num_rounds", num_rounds, low=1)

@@ -27,7 +27,7 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import without_examples
-from fedcodist.core import keys
+from fedcodist.core import keys, padding_checks
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_choice, check_integer, check_number
@@ -151,15 +151,16 @@ def fed_l2g(
 
             # Local training on the study set: CE + MSE(output, v_y).
             loss = guided_loss(model, vectors, GUIDED[guided], hyper.weight)
-            trained = train_client(
-                model,
-                training,
-                party.variables,
-                without_examples(study, trains),
-                key,
-                hyper.learning_rate,
-                loss_hook=loss,
-            )
+            with padding_checks.leaving_out(quiz_size):
+                trained = train_client(
+                    model,
+                    training,
+                    party.variables,
+                    without_examples(study, trains),
+                    key,
+                    hyper.learning_rate,
+                    loss_hook=loss,
+                )
             # Learning to guide: a trial step on a study batch, and the gradient of the loss on the quiz
             # set after it.
             batch = drawn_examples(study, training.batch_size, keys.derive(key, "study"))

@@ -36,6 +36,7 @@ from fedcodist.algorithms.parties.party import (
     PartyResult,
     PartyUpdate,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
 )
@@ -114,7 +115,9 @@ def fed_md(
     """
     check_arguments(fed_md, locals())
     groups = check_groups(groups)
-    check_widths(groups, num_classes)
+    reduce = checked_mean(reduce)
+    # A logit teaches where a single class's probability would not.
+    check_widths(groups, num_classes, least=1 if alignment.exchanged == "logits" else 2)
     check_training("digest", digest, fewest_epochs=0)
     check_training("revisit", revisit, fewest_epochs=0)
     alignment = checked_alignment(alignment, num_classes)

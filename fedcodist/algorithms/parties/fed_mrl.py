@@ -15,6 +15,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -100,6 +101,7 @@ def fed_mrl(
     """
     check_arguments(fed_mrl, locals())
     groups = check_groups(groups, (SHARED,))
+    reduce = checked_mean(reduce)
     own_width, small_width = _check_widths(groups, small)
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)

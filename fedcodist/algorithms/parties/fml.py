@@ -14,6 +14,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -92,6 +93,7 @@ def fml(
     """
     check_arguments(fml, locals())
     groups = check_groups(groups, (MEME,))
+    reduce = checked_mean(reduce)
     check_widths(groups, meme.num_classes, "meme.num_classes")
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)

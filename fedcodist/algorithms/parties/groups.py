@@ -51,7 +51,8 @@ def check_groups(
         checked[name] = group._replace(clients=clients)
     called = {other: other for other in others}
     for name, own in party_names(checked).items():
-        for party in own:
+        # Results are by the names of parties, predictors by those of architectures.
+        for party in sorted({name, *own}):
             if party in called:
                 raise ValueError(
                     f"groups must have names that tell models apart, {called[party]!r} and {name!r} "
@@ -73,7 +74,10 @@ def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
 
 
 def check_widths(
-    groups: Mapping[str, PartyGroup], num_classes: int, argument: str = "num_classes"
+    groups: Mapping[str, PartyGroup],
+    num_classes: int,
+    argument: str = "num_classes",
+    least: int = 2,
 ) -> None:
     """Raises ValueError unless every model has an output for each class of the joint label space.
 
@@ -81,8 +85,15 @@ def check_widths(
       groups: architecture -> its parties.
       num_classes: the number of classes.
       argument: the name of the argument that gives this number, for the message.
+      least: the smallest number of classes. Probabilities of a single class are 1 and teach nothing,
+        and with one logit both labels would count as one class.
     """
     check_integer(argument, num_classes, low=1)
+    if num_classes < least:
+        raise ValueError(
+            f"{argument} must be at least {least}, got {num_classes}: give networks of one logit a "
+            "second one."
+        )
     widths = {name: group.model.num_classes for name, group in groups.items()}
     if wrong := {name: width for name, width in widths.items() if width != num_classes}:
         raise ValueError(

@@ -14,6 +14,7 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
+    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -77,6 +78,7 @@ def lg_fed_avg(
     """
     check_arguments(lg_fed_avg, locals())
     groups = check_groups(groups)
+    reduce = checked_mean(reduce)
     check_shared_heads(groups)
     check_training("training", training)
     check_number("learning_rate", hyper.learning_rate, low=0)

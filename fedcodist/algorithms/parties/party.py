@@ -266,6 +266,20 @@ def checked_sums(reduce: Reduce | None) -> Reduce:
     return reduce
 
 
+def checked_mean(reduce: Reduce | None) -> Reduce | None:
+    """The reduction of a method that needs means; None, the weighted mean, if none is given.
+
+    Raises:
+      ValueError: names `reduce`, if it returns sums.
+    """
+    if reduce is not None and reduce.is_sum:
+        raise ValueError(
+            "reduce must return means, such as fedcodist.core.aggregation.weighted_mean() or a "
+            "reduction around it, compressed_reduce(compressor), got one whose is_sum is True."
+        )
+    return reduce
+
+
 def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:
     """The selection of a round: all parties, and the given examples of other data sets."""
     return Selection({PARTIES: jnp.asarray(all_clients(groups))}, dict(examples))

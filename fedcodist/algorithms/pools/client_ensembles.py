@@ -121,6 +121,11 @@ def with_client_ensembles(
         client_states = {name: keeping[name].method for name in names}
         return MeasuredState(after, clients), client_states, metrics
 
+    def restart(state: MeasuredState) -> MeasuredState:
+        return state._replace(fed_sdd=restart_fed_sdd(state.fed_sdd))
+
+    restart_fed_sdd = plain.restart or (lambda state: state)
+
     def of_fed_sdd(reader: Reader) -> Reader:
         """A Predictor or a PersonalModel that reads FedSDD's state from a MeasuredState."""
         return reader._replace(variables=within(reader.variables))
@@ -145,6 +150,7 @@ def with_client_ensembles(
             )
             for name, models in plain.client_models.items()
         },
+        restart=restart,
     )
 
 
@@ -173,7 +179,9 @@ def keeping_models(method: FederatedMethod) -> FederatedMethod:
         nothing = jax.tree.map(room, variable_shapes(method.model))
         return StateAndTrainedModel(method.init_client_state(), nothing)
 
-    return method._replace(client_update=client_update, init_client_state=init_client_state)
+    return method._replace(
+        client_update=client_update, init_client_state=init_client_state, after_sending=None
+    )
 
 
 def _no_models(model: Model, count: int) -> Variables:

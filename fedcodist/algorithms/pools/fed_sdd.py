@@ -139,7 +139,9 @@ def fed_sdd(
 
     def init(key: jax.Array) -> FedSDDState:
         # Each model starts from other values: "a distinct set of weights".
-        models = first_models(groups, key)
+        return started(first_models(groups, key))
+
+    def started(models: dict[str, PyTree]) -> FedSDDState:
         return FedSDDState(models, *first_buffer(stacked_models(groups, models), rounds_kept))
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
@@ -201,6 +203,7 @@ def fed_sdd(
         predictors={**algorithm.predictors, ENSEMBLE: ensemble},
         # Clients predict with the main model, whichever model they train.
         client_models={MAIN: algorithm.client_models[MAIN]},
+        restart=lambda state: started(state.models),  # the buffer is filled by round
     )
 
 

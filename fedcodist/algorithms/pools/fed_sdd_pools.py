@@ -186,6 +186,7 @@ def fed_sdd_pools(
         },
         # Clients predict with their architecture's main model, whichever model they train.
         client_models={name: algorithm.client_models[name] for name in pools},
+        restart=lambda state: started(groups, rounds_kept, state.models),  # it is filled by round
     )
 
 
@@ -196,6 +197,13 @@ def first_state(
     servers: dict[str, PyTree] = {}
     for parts in groups.values():
         servers |= first_models(parts, key)
+    return started(groups, rounds_kept, servers)
+
+
+def started(
+    groups: Mapping[str, Mapping[str, Pool]], rounds_kept: int, servers: dict[str, PyTree]
+) -> FedSDDPoolsState:
+    """The state whose buffers hold the servers' models alone."""
     first = {
         name: first_buffer(stacked_models(parts, servers), rounds_kept)
         for name, parts in groups.items()

@@ -59,8 +59,13 @@ def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
       sizes: clients of each group in a round.
 
     Raises:
-      ValueError: a private method that divides every group's sum by the whole cohort.
+      ValueError: a private method that divides every group's sum by the whole cohort; a secure sum of a
+        single client.
     """
+    if pool.method.reduce.mask is not None and min(sizes) < 2:
+        raise ValueError(
+            f"pool must have at least 2 clients per model to sum securely, got groups of {list(sizes)}."
+        )
     if pool.method.privacy is not None and pool.method.privacy.expected_clients is not None:
         raise ValueError(
             "pool.method must be private without expected_clients, as its models are trained by parts "

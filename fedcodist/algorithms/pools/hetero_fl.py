@@ -125,6 +125,11 @@ def check_levels(
         raise ValueError(
             f"adjustments.masked must be False for columns without 'label', got {sorted(columns)}."
         )
+    if adjustments.masked and model.num_classes == 1:
+        raise ValueError(
+            "adjustments.masked must be False for a network of one logit, which has no class to mask: "
+            "give it a second one."
+        )
     if adjustments.masked and training.differentiate is not None:
         raise ValueError(
             "adjustments.masked must be False with training.differentiate: with masks, clients tell "

@@ -114,6 +114,7 @@ def level_method(
         broadcast=variables,
         client_update=client_update,
         reduce=reduce,
+        gradient=None,  # that of `whole` is of the whole network
         variables=variables,
     )
 

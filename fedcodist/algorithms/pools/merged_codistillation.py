@@ -22,7 +22,7 @@ from fedcodist.algorithms.pools.gradient_merging import merge_gradients
 from fedcodist.algorithms.pools.pool import Pool, assemble
 from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_function, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
@@ -152,6 +152,7 @@ def _checked_alphas(
     num_rounds: int,
 ) -> dict[str, Any]:
     """Pool -> alpha; raises ValueError or TypeError that names `alpha` or its schedule."""
+    check_function("alpha_schedule", alpha_schedule, ("alpha", "round"), "alpha")
     alphas = dict(alpha) if isinstance(alpha, Mapping) else dict.fromkeys(pools, alpha)
     if set(alphas) != set(pools):
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
