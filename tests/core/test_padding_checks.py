@@ -12,6 +12,7 @@ from flax import nnx
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.scaffold import full_gradient, scaffold
+from fedcodist.algorithms.parties.fed_l2g import fed_l2g
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import local_only
 from fedcodist.algorithms.pools.independent_pools import independent_pools
@@ -22,6 +23,7 @@ from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import BatchNormMLP
+from fedcodist.models.headed import headed
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -163,6 +165,22 @@ def test_parties_are_guarded_with_their_own_numbers_of_examples():
     check_experiment(experiment_of_parties(model, plain))
     with pytest.raises(ValueError, match="client 1 has 3 examples, no multiple of batch_size=4"):
         check_experiment(experiment_of_parties(plain, model))
+
+
+def test_fed_l2g_trains_without_its_quiz_examples():
+    """Two of 6 examples are for the quiz, so that 4 fill a batch; of 8 there are 6 left."""
+    network = headed(Ignoring(), EXAMPLE, 2)
+    training = LocalTraining(batch_size=4)
+    algorithm = fed_l2g({"a": PartyGroup(network, np.arange(1))}, 2, training, quiz_size=2)
+
+    def check(examples):
+        columns = {name: column[:examples] for name, column in COLUMNS.items()}
+        data = FederatedData.from_arrays(columns, offsets=[0, examples])
+        check_experiment(Experiment(algorithm, resident_data(data), {"test": data}, 1))
+
+    check(6)
+    with pytest.raises(ValueError, match="client 0 trains on 6 examples, no multiple of batch_si"):
+        check(8)
 
 
 def test_batches_that_devices_share_are_guarded():

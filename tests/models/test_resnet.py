@@ -349,6 +349,13 @@ def test_loss_falls(name):
     assert np.isfinite(losses).all() and losses[-1] < 0.3 * losses[0]
 
 
+def test_without_classes_both_give_the_mean_of_the_last_stage():
+    for network, width in ((resnet.ResNet(1, None), 64), (resnet.WideResNet(1, 1, None), 64)):
+        images = jnp.zeros((2, 32, 32, 3))
+        shapes = jax.eval_shape(lambda n=network: n.init_with_output(jax.random.key(0), images)[0])
+        assert shapes.shape == (2, width)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from private_runs import AVERAGING, CLIP, SIZES, federated, one_pool, run
+from private_runs import AVERAGING, CLIP, MODEL, RATE, SIZES, TRAINING, federated, one_pool, run
 from scipy import stats
 
+from fedcodist.algorithms.clients.ditto import DittoHyper, ditto
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool, private_cohorts
@@ -176,6 +177,19 @@ def test_on_client_splits_the_shared_model_has_epsilon_and_a_fine_tuned_one_has_
     }
     assert found["pool", "own"] == found["pool", "train"] > 0
     assert found["pool_fine_tuned", "own"] is None
+
+
+def test_personal_models_have_no_epsilon():
+    """They are trained without noise, and stay with their clients."""
+    personal = ditto(MODEL, TRAINING, hyper=DittoHyper(RATE, 1.0))
+    method = private(personal, CLIP, 20.0, expected_clients=2)
+    outcome = one_pool(method, 2, rounds=1, poisson=PoissonCohort())
+    found = {
+        line["model"]: line.get("epsilon")
+        for line in outcome.records
+        if line["round"] == 1 and line["split"] == "train"
+    }
+    assert found["pool"] > 0 and found["pool_personal"] is None
 
 
 def test_private_pools_do_not_start_from_another_run():

@@ -53,6 +53,7 @@ from fedcodist.privacy.banded_noise import BandedNoise
 from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noised
 from fedcodist.privacy.private import moved_statistics, noised_mean, private
 from fedcodist.privacy.private_checks import check_sends
+from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -262,6 +263,54 @@ def test_clipped_weights():
     weights = np.minimum(SIZES, 4)
     mean = sum(w * step(client) for client, w in enumerate(weights)) / weights.sum()
     np.testing.assert_allclose(found, np.asarray(MODEL.init(None).params["w"]) - mean, atol=1e-6)
+
+
+def test_small_weights_without_noise_have_their_mean():
+    """With noise the divisor is at least 1, the weight of one client."""
+    method = private(AVERAGING, 1e6, 0.0, weight_clip=1e4)
+    found = one_pool(method, len(SIZES)).variables["pool"].params["w"][0]
+    mean = sum(size * step(client) for client, size in enumerate(SIZES)) / sum(SIZES)
+    np.testing.assert_allclose(found, np.asarray(MODEL.init(None).params["w"]) - mean, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda method: private(method, 1e3, 0.0, extra_clip=0.1),
+        lambda method: private(compressed(method, 9, top_k(0.5)), 1e3, 0.0, extra_clip=0.1),
+        lambda method: private(method, 1e3, 1e-9, extra_clip=0.1, adaptive=AdaptiveClip()),
+        lambda method: secure_sum(method, 2, value_range=0.1, max_weight=1.0, masks=False),
+        lambda method: secure_sum(
+            private(method, 1e3, 0.0, extra_clip=0.2), 2, 0.1, 1.0, masks=False
+        ),
+    ],
+    ids=["private", "compressed", "adaptive", "secure", "secure and private"],
+)
+def test_scaffolds_variate_stays_the_mean_of_the_clients_variates(wrap):
+    """A client's variate changes by what it sends, and not by what was clipped away."""
+    method = wrap(scaffold(MODEL, 2, TRAINING, hyper=FedAvgHyper(4.0, 1.0)))
+    columns = {name: jnp.asarray(column) for name, column in federated().columns.items()}
+    server = method.init(jax.random.key(0))
+    states = [jax.tree.map(jnp.asarray, method.init_client_state())] * 2
+    for round in range(3):
+        message = method.broadcast(server)
+        total = None
+        for client in range(2):
+            key = jax.random.fold_in(jax.random.key(round), client)
+            data = ClientData(columns, jnp.int32(5 * client), jnp.int32(4), jnp.int32(4), 4, False)
+            result = method.client_update(message, states[client], data, key, method.hyper)
+            states[client] = result.client_state
+            sent = method.reduce.prepare(result._replace(client_state=None), key)
+            total = sent if total is None else jax.tree.map(jnp.add, total, sent)
+        aggregate = method.reduce.finalize(total, message, jax.random.key(round))
+        server = method.server_update(server, aggregate, jnp.int32(round), method.hyper)
+    variate, variates = server, states
+    while not hasattr(variate, "variate"):
+        variate = variate.inner
+    variates = [getattr(state, "inner", state) for state in states]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 2, *variates)
+    assert np.abs(variate.variate["w"]).max() > 0.01
+    np.testing.assert_allclose(variate.variate["w"], mean["w"], atol=1e-5)
 
 
 def test_the_clip_follows_the_quantile():

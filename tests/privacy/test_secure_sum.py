@@ -14,10 +14,12 @@ from scipy import stats
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
 from fedcodist.algorithms.pools.fed_df import fed_df
+from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
@@ -28,8 +30,10 @@ from fedcodist.core.aggregation import ClientResult, mask_of_round, weighted_mea
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.distillation.loop import Distillation
+from fedcodist.models import MLP
+from fedcodist.privacy.private import private
 from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
 from fedcodist.privacy.secure_sum_reduce import resolution, secure_sum_reduce
@@ -227,6 +231,58 @@ def test_slots_without_a_client_share_no_masks():
     total = jax.tree.map(lambda *leaves: sum(leaves), *sent)
     mean = reduce.finalize(total, Variables({}, {}), key).pseudo_gradient
     np.testing.assert_allclose(mean, [0.25, -0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_client_who_is_alone_sends_nothing(masks):
+    """The sum would be its vector. A model then stays as after a cohort without clients."""
+    reduce = secure_sum_reduce(4, 1.0, masks=masks)
+    key, clients = jax.random.key(0), jnp.array([5, 2, 7])
+    result = ClientResult(jnp.array([0.25, -0.5]), {}, jnp.float32(1), None, {})
+    for present, expected in (([True, False, False], 0), ([True, True, False], 1)):
+        mask = mask_of_round(reduce, clients, key, jnp.array(present))
+        sent = [mask(reduce.prepare(result, key), clients[i]) for i in range(3) if present[i]]
+        total = jax.tree.map(lambda *leaves: sum(leaves), *sent)
+        mean = reduce.finalize(total, Variables({}, {}), key).pseudo_gradient
+        np.testing.assert_allclose(mean, expected * np.array([0.25, -0.5]), rtol=1e-6)
+
+
+def test_groups_of_a_single_client_are_refused():
+    method = secure_sum(averaging, 4, value_range=3.0, max_weight=6.0)
+    make = functools.partial(fed_sdd, columns=federated().columns, num_unlabelled=4)
+    distillation = Distillation(0)
+    with pytest.raises(
+        ValueError, match=r"^pool must have at least 2 clients per model .*\[2, 1\]"
+    ):
+        make(Pool(method, np.arange(4), 3), num_models=2, distillation=distillation)
+    assert make(Pool(method, np.arange(4), 4), num_models=2, distillation=distillation).name
+
+
+def test_the_mean_over_those_who_had_a_parameter_is_the_plain_one():
+    """Federated Dropout's clients say with 0 and 1 which parameters they had, beyond a small range."""
+    network, small = (
+        from_flax_linen(MLP(hidden=(width,), classes=CLASSES), jnp.zeros((1, FEATURES)))
+        for width in (4, 2)
+    )
+    method = fed_dropout(
+        network, small, ("Dense_0", "Dense_1"), LocalTraining(), hyper=FedAvgHyper(0.01, 1.0)
+    )
+    secure = secure_sum(method, 4, value_range=0.25, max_weight=6.0)
+    found, expected = (run(each) for each in (secure, method))
+    assert of_clients(found, "client_clipped_share") == [0.0] * ROUNDS
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        found.variables["pool"].params,
+        expected.variables["pool"].params,
+    )
+
+
+def test_without_metrics_nothing_is_told_about_clipping():
+    for metrics in (True, False):
+        inner = private(averaging, 1.0, 0.0, metrics=metrics)
+        outcome = run(secure_sum(inner, 4, value_range=3.0, max_weight=6.0))
+        is_told = [any("clipped_share" in name for name in line) for line in outcome.records]
+        assert any(is_told) == metrics
 
 
 def test_a_number_out_of_range_is_clipped_and_told():

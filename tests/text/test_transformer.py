@@ -103,5 +103,7 @@ def test_no_position_sees_a_later_one():
 def test_bad_sizes_and_tokens_are_refused():
     with pytest.raises(ValueError, match=r"width must be a multiple of 2 heads = 8, got 12"):
         transformer.Transformer(12, width=12, heads=4, blocks=1)
+    with pytest.raises(ValueError, match=r"heads must be at least 1, got 0"):
+        transformer.Transformer(12, width=8, heads=0, blocks=1)
     with pytest.raises(ValueError, match=r"tokens must be \[B, T\], got \(3,\)"):
         transformer.small_transformer().init(jax.random.key(0), jnp.zeros(3, jnp.int32))

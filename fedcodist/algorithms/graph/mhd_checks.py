@@ -56,11 +56,6 @@ def check_networks(
             )
     first = next(iter(outputs.values()))
     classes = first.logits.shape[2]
-    if classes < 2:
-        raise ValueError(
-            "groups must have models of at least two classes to teach each other, got networks of one "
-            "logit: give them a second one."
-        )
     if distillation.top_predictions is not None:
         check_integer(
             "distillation.top_predictions", distillation.top_predictions, low=1, high=classes
@@ -72,7 +67,10 @@ def _outputs(
     name: str, group: PartyGroup, public: Mapping[str, Any], preprocess: Preprocess
 ) -> Any:
     """The shapes of a network's outputs on one public example."""
-    batch = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in public.items()}
+    on_device = jax.dtypes.canonicalize_dtype
+    batch = {
+        n: jax.ShapeDtypeStruct((1, *c.shape[1:]), on_device(c.dtype)) for n, c in public.items()
+    }
 
     def outputs(batch: dict[str, jax.Array]) -> Any:
         batch = preprocess(batch, jax.random.key(0), jnp.arange(1))

@@ -661,6 +661,7 @@ def made(teacher=LARGE, student=SMALL, **options):
             "student's 8 and a teacher's 3",
         ),
         (made(LARGE, network((3,), classes=4)), "teacher and student must have as many classes"),
+        (made(network((3,), classes=1), network((3,), classes=1)), "give a network of one logit"),
         (
             made(attending(3), attending(2)),
             "student's attention maps must be of the teacher's positions",

@@ -68,6 +68,18 @@ def run(method, rounds=ROUNDS, execution=Execution()):
     return jax.tree.map(lambda leaf: leaf[0], trained.variables["pool"].params), cohorts
 
 
+def test_a_network_that_is_undefined_at_zeros_is_trained():
+    """An embedding of length 1. Before its first participation a client's previous model is zeros."""
+
+    def unit(outputs):
+        embedding = outputs.hidden[-1]
+        embedding = embedding / jnp.linalg.norm(embedding, axis=-1, keepdims=True)
+        return LayerOutputs(outputs.logits, (embedding,))
+
+    found, _ = run(contrasted(model=linear(unit)), rounds=2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
 @functools.cache
 def averaged(rounds=ROUNDS):
     return run(fed_avg(MODEL, TRAINING, hyper=FedAvgHyper(RATE, 1.0)), rounds)[0]

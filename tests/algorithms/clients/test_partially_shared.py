@@ -24,6 +24,7 @@ from personal_runs import (
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_babu import fed_babu
 from fedcodist.algorithms.clients.fed_bn import fed_bn
+from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd
 from fedcodist.algorithms.clients.fed_per import fed_per
 from fedcodist.algorithms.clients.fed_prox import FedProxHyper, fed_prox
@@ -50,6 +51,7 @@ from fedcodist.core.model import from_flax_linen, from_flax_nnx, variable_shapes
 from fedcodist.core.parts import choice_of, part, rest
 from fedcodist.core.trees import named_leaves
 from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
+from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
@@ -368,6 +370,56 @@ class Nnx(nnx.Module):
         return self.out(self.bn1(self.first(x)))
 
 
+def mlp(width):
+    return from_flax_linen(MLP((width,), 3), jnp.zeros((1, 4)))
+
+
+class NormBlock(nn.Module):
+    """Its name has 'Norm' in it, and it is not only a normalisation layer."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
+
+
+class InBlocks(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, train: bool = False):
+        return nn.Dense(3)(NormBlock(name="BlockNorm")(x, train))
+
+
+def in_blocks():
+    return from_flax_linen(InBlocks(), jnp.zeros((1, 4)))
+
+
+def test_fed_bn_shares_the_other_layers_of_a_block_of_layers():
+    method = fed_bn(in_blocks())
+    sent = named_leaves(method.broadcast(method.init(jax.random.key(0))).params)
+    assert sorted(sent) == [
+        "BlockNorm/Dense_0/bias",
+        "BlockNorm/Dense_0/kernel",
+        "Dense_0/bias",
+        "Dense_0/kernel",
+    ]
+    hk = pytest.importorskip("haiku")
+    from fedcodist.core.model import from_haiku
+
+    class HaikuNorm(hk.Module):
+        def __call__(self, x, is_training):
+            return hk.BatchNorm(True, True, 0.9)(hk.Linear(3)(x), is_training)
+
+    network = lambda x, is_training: hk.Linear(3, name="out")(HaikuNorm()(x, is_training))
+    method = fed_bn(from_haiku(network, jnp.zeros((1, 4))))
+    message = method.broadcast(method.init(jax.random.key(0)))
+    assert sorted(named_leaves(message.params)) == [
+        "haiku_norm/linear/b",
+        "haiku_norm/linear/w",
+        "out/b",
+        "out/w",
+    ]
+    assert not jax.tree.leaves(message.mutable)  # its moving averages are of the layer too
+
+
 def test_patterns_choose_names_in_flax_nnx_and_haiku():
     chosen = lambda model, pattern: sorted(
         path
@@ -424,6 +476,18 @@ def test_the_two_parts_make_the_whole():
         (lambda: lg_fed_avg_one(MODEL, shared="haed"), r"^shared must be patterns .*'haed'"),
         (lambda: fed_rep(MODEL, head_epochs=0), r"^head_epochs must be at least 1, got 0"),
         (lambda: fed_bn(MODEL), r"^private must be patterns .*orm\*' matches none of"),
+        (lambda: fed_bn(in_blocks(), private="Block*"), r"^private must be patterns .*'Block\*'"),
+        (
+            lambda: lg_fed_avg_one(MODEL, shared=lambda path: False),
+            r"^shared must choose parameters, it chooses none",
+        ),
+        (
+            lambda: partially_shared(
+                fed_dropout(mlp(4), mlp(2), ("Dense_0", "Dense_1")),
+                "Dense_1",
+            ),
+            r"^method must be one whose server takes the mean of its clients' models, got fed_dropout",
+        ),
         (
             lambda: partially_shared(scaffold(MODEL, 4), "head"),
             r"^method must exchange nothing like the parameters but models, got scaffold, which sends "

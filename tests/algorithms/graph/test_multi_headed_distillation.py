@@ -785,6 +785,26 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
             "public must not be empty",
         ),
         (
+            lambda: multi_headed_distillation(
+                alike(), {"image": [[0.0] * 4]}, graphs.complete(8), 5
+            ),
+            r"public\['image'\] must be an array",
+        ),
+        (
+            lambda: multi_headed_distillation(
+                alike(), {"picture": np.zeros((2, 4))}, graphs.complete(8), 5
+            ),
+            r"groups\['net'\]\.model\.apply looks up 'image', .*: public has the columns \['picture'\]",
+        ),
+        (
+            lambda: mhd(
+                alike(),
+                graphs.complete(8),
+                distillation=DISTILLATION._replace(preprocess=lambda batch: batch),
+            ),
+            "distillation.preprocess must be a function",
+        ),
+        (
             lambda: mhd(alike(), graphs.complete(8), training=StepTraining(optax.sgd(0.1))),
             "optimizer must be a function of the learning rate",
         ),

@@ -208,6 +208,16 @@ def test_bad_input_is_one_line(options, message):
     assert "\n" not in str(raised.value)
 
 
+def test_columns_that_do_not_fit_are_one_line():
+    for columns, message in (
+        ({"image": [[0.0]]}, r"^columns\['image'\] must be an array"),
+        ({"picture": np.zeros((2, 3))}, r" looks up 'image', .*: the columns are \['picture'\]"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message) as error:
+            fed_kd_parties(groups("wide", "wide"), models()["student"], columns)
+        assert "\n" not in str(error.value)
+
+
 def test_no_architecture_may_have_the_students_name():
     with pytest.raises(ValueError, match="student"):
         fed_kd_parties(groups("student", "wide", "wide"), models()["student"], COLUMNS)

@@ -123,13 +123,15 @@ def programs_of(name, devices):
     return build_programs(ALGORITHMS[name], ROUNDS, mesh), mesh
 
 
-def run(name, hyper=None, devices=None):
-    """(first state, last state, metrics) of the first seed."""
+def run(name, hyper=None, devices=None, start=None):
+    """(first state, last state, metrics) of the first seed; from another state if it is given."""
     programs, mesh = programs_of(name, devices)
     put = functools.partial(replicate, mesh=mesh)
     data = resident_data(FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES])))
     seeds = put(np.zeros(1, np.uint32))
     before = jax.tree.map(np.asarray, programs.init(seeds))
+    if start is not None:
+        before = jax.tree.map(lambda leaf: np.asarray(leaf)[None], start)
     hyper = jax.tree.map(lambda v: np.asarray(v, np.float64), hyper or ALGORITHMS[name].hyper)
     after, _, metrics = programs.train(
         *put((before, {}, seeds, np.int32(0), np.int32(ROUNDS), hyper, data))
@@ -329,6 +331,16 @@ def test_fed_gh_evaluates_a_partys_own_head_or_the_global_one():
 def test_a_server_that_does_not_learn_sends_the_head_it_began_with():
     before, after, _ = run("fed_gh", FedGHHyper(RATE, 0.0))
     assert_close(after.head, before.head)
+
+
+def test_fed_gh_goes_on_with_a_head_that_was_trained_before():
+    """A round with index 0 of another run: parties get the head, as in a later round."""
+    before, after, _ = run("fed_gh")
+    assert not np.any(before.is_trained) and np.all(after.is_trained)
+    starts = [after, after._replace(is_trained=before.is_trained)]
+    models = [run("fed_gh", start=start)[1].models["linear"] for start in starts]
+    again, other = (jax.tree.leaves(model.params)[0] for model in models)
+    assert not np.allclose(again, other)
 
 
 def test_fed_gh_sends_means_and_receives_a_head():

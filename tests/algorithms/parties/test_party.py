@@ -16,15 +16,20 @@ from fedcodist.algorithms.graph.public_answers import PublicAnswers
 from fedcodist.algorithms.parties import party as party_module
 from fedcodist.algorithms.parties.alignment import Alignment
 from fedcodist.algorithms.parties.ds_fl import OpenExamples, ds_fl
+from fedcodist.algorithms.parties.fccl import fccl
 from fedcodist.algorithms.parties.fd import fd
+from fedcodist.algorithms.parties.fed_gen import fed_gen
 from fedcodist.algorithms.parties.fed_kd_parties import fed_kd_parties
 from fedcodist.algorithms.parties.fed_l2g import fed_l2g
 from fedcodist.algorithms.parties.fed_md import fed_md
+from fedcodist.algorithms.parties.fed_mrl import fed_mrl
 from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.kt_pfl import kt_pfl
+from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
+from fedcodist.algorithms.parties.public_correlation import PublicBatches
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, all_examples, inference
 from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.error_feedback import with_error_feedback
@@ -225,6 +230,70 @@ def test_methods_of_sums_refuse_reductions_that_average(name):
         assert OF_SUMS[name](reduce=inner).name == name
         assert OF_SUMS[name](reduce=compressed_reduce(q, inner)).name == name
         assert OF_SUMS[name](reduce=secure_sum_reduce(3, 1.0, reduce=inner)).name == name
+
+
+BATCHES = PublicBatches(9, 3)
+OF_MEANS = {name: make for name, make in ALGORITHMS.items() if name != "fd"} | {
+    "fccl": functools.partial(fccl, GROUPS, CLASSES, BATCHES),
+    "fed_mrl": functools.partial(fed_mrl, HEADED, HEADED["all"].model),
+    "lg_fed_avg": functools.partial(lg_fed_avg, HEADED),
+    "fed_gen": functools.partial(fed_gen, HEADED),
+}
+
+
+@pytest.mark.parametrize("name", OF_MEANS)
+def test_methods_of_means_refuse_reductions_that_sum(name):
+    """The consensus of n parties would be n times too large."""
+    q = quantisation(16)
+    for summing in (sums(), compressed_reduce(q, sums()), private_classes(1.0, 0.0)):
+        with pytest.raises(ValueError, match=r"^reduce must return means, such as ") as raised:
+            OF_MEANS[name](reduce=summing)
+        assert "\n" not in str(raised.value)
+
+
+ONE_LOGIT = {"pair": PartyGroup(linear_model(FEATURES, 1), np.arange(3))}
+OF_PROBABILITIES = {
+    "kt_pfl": lambda: kt_pfl(ONE_LOGIT, OpenExamples(9, 6)),
+    "ds_fl": lambda: ds_fl(ONE_LOGIT, ONE_LOGIT["pair"].model, OpenExamples(9, 6)),
+    "fml": lambda: fml(ONE_LOGIT, ONE_LOGIT["pair"].model),
+    "fccl": lambda: fccl(ONE_LOGIT, 1, BATCHES),
+    "fd": lambda: fd(ONE_LOGIT, 1),
+    "fed_md": lambda: fed_md(
+        ONE_LOGIT, Alignment(np.zeros(9, int), 6, exchanged="probabilities"), 1
+    ),
+    "fed_kd_parties": lambda: fed_kd_parties(ONE_LOGIT, ONE_LOGIT["pair"].model, COLUMNS),
+    "decentralised_periodic_codistillation": lambda: decentralised_periodic_codistillation(
+        ONE_LOGIT, PublicAnswers(9), 2, ~np.eye(3, dtype=bool), StepTraining(batch_size=2, steps=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_PROBABILITIES)
+def test_networks_of_one_logit_have_no_probabilities_to_exchange(name):
+    """They are 1, so that parties would learn nothing from each other, without a word."""
+    with pytest.raises(ValueError, match=r"must be at least 2, got 1: give networks of one logit"):
+        OF_PROBABILITIES[name]()
+
+
+def test_fed_md_exchanges_the_logits_of_networks_of_one_logit():
+    assert fed_md(ONE_LOGIT, Alignment(np.zeros(9, int), 6), 1).name == "fed_md"
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("meme", lambda groups: fml(groups, MODEL)),
+        ("server", lambda groups: ds_fl(groups, MODEL, OpenExamples(9, 6))),
+        ("student", lambda groups: fed_kd_parties(groups, MODEL, COLUMNS)),
+        ("pair_2", lambda groups: fd({**groups, **GROUPS}, CLASSES)),
+    ],
+)
+def test_an_architecture_is_not_called_like_another_model(name, make):
+    """Its parties' results would be missing, which ended in an error after the last round."""
+    clients = np.array([0, 2]) if name != "pair_2" else np.array([3, 4])
+    message = f"names that tell models apart, .* both have one called '{name}'"
+    with pytest.raises(ValueError, match=message):
+        make({name: PartyGroup(MODEL, clients)})
 
 
 def test_a_compressor_with_a_memory_is_refused():

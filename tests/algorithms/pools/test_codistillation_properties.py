@@ -109,6 +109,12 @@ def _codistill_algorithm(name):
     raise ValueError(name)
 
 
+def test_a_schedule_of_other_arguments_is_one_line():
+    pools, columns = _two_pools(), _codistillation_data()[0].columns
+    with pytest.raises(TypeError, match=r"^alpha_schedule must be a function \(alpha, round\)"):
+        merged_codistillation(pools, columns, 13, TOTAL, alpha_schedule=lambda alpha: alpha)
+
+
 @functools.cache
 def _codistill_program(name):
     return _compiled(_codistill_algorithm(name))

@@ -347,6 +347,20 @@ def build(model=None, parts=None, layers=LAYERS, **options):
             lambda: build(from_flax_linen(BatchNormMLP((4,), CLASSES), jnp.zeros((1, FEATURES)))),
             "model must have no mutable state",
         ),
+        (
+            lambda: hetero_fl(
+                from_flax_linen(
+                    MLP((8, 4), 1),
+                    jnp.zeros((1, FEATURES)),
+                    loss=lambda outputs, batch: (outputs[:, 0] - batch["label"]) ** 2,
+                    metrics={},
+                ),
+                levels("whole"),
+                LAYERS,
+                COLUMNS,
+            ),
+            "adjustments.masked must be False for a network of one logit",
+        ),
     ],
 )
 def test_bad_input_is_one_line(call, message):
@@ -366,6 +380,13 @@ def test_clients_can_compress():
     whole, half = (jax.tree.leaves(of(share).params) for share in (1.0, 0.5))
     same(whole, jax.tree.leaves(plain.params), atol=1e-6)
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(whole, half, strict=True))
+
+
+def test_a_level_tells_no_gradient_of_the_whole_network():
+    gradients = lambda update, progress: {"norm": optax.tree.norm(update)}
+    wrapped = lambda method: compressed(method, 2, observe_gradient=gradients)
+    with pytest.raises(ValueError, match=r"^observe_gradient must be None for a method"):
+        build(adjustments=HeteroFLAdjustments(wrapped=wrapped))
 
 
 def test_a_network_without_linen_modules_cannot_be_scaled():
