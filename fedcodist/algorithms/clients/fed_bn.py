@@ -4,6 +4,8 @@
 Dou, 2021). https://arxiv.org/abs/2102.07623
 """
 
+from collections.abc import Callable
+
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -45,15 +47,20 @@ def fed_bn(
     """
     check_arguments(fed_bn, locals())
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
-    of_layers = Variables(
-        *(
-            {_layer_and_array(path): leaf for path, leaf in named_leaves(tree).items()}
-            for tree in variable_shapes(model)
-        )
-    )
-    is_chosen = choice_of("private", private, of_layers)
-    is_private = private if callable(private) else lambda path: is_chosen(_layer_and_array(path))
+    is_private = _choice_of_layers(private, variable_shapes(model))
     return partially_shared(averaging, is_private)._replace(name="fed_bn")
+
+
+def _choice_of_layers(chosen: Chosen, variables: Variables) -> Callable[[str], bool]:
+    """`choice_of` whose patterns are matched with the names of single layers."""
+    if callable(chosen):
+        return chosen
+    of_layers = (
+        {_layer_and_array(path): leaf for path, leaf in named_leaves(tree).items()}
+        for tree in variables
+    )
+    is_chosen = choice_of("private", chosen, Variables(*of_layers))
+    return lambda path: is_chosen(_layer_and_array(path))
 
 
 def _layer_and_array(path: str) -> str:
