@@ -72,10 +72,11 @@ def missing_runs(records: Iterable[Record], experiments: Iterable[str]) -> dict[
 
 
 def not_run(records: Sequence[Record], experiments: Sequence[str]) -> list[str]:
-    """'`cifar100_alpha` (2 of 8)', for the index."""
+    """'`cifar100_alpha` (2 of 8)', the runs without a finished record of full length, for the index."""
+    missing = missing_runs(full_length(records), experiments)
     return [
         f"`{experiment}` ({len(runs)} of {len(planned(experiment))})"
-        for experiment, runs in missing_runs(records, experiments).items()
+        for experiment, runs in missing.items()
     ]
 
 
