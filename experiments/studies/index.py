@@ -18,7 +18,11 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
     ]
     for page in pages:
         link = (folder / f"{page.name}.md").as_posix()
-        not_run = f"Not run at full length: [{', '.join(page.not_run)}]({link}#not-run)." if page.not_run else ""
+        not_run = (
+            f"Not run at full length: [{', '.join(page.not_run)}]({link}#not-run)."
+            if page.not_run
+            else ""
+        )
         decided = verdict_table(page.verdicts, link, (HELD, DID_NOT_HOLD), after=not_run)
         parts += [f"## [{page.title}]({link})", page.in_short, *decided]
     parts.append(f"## [All runs]({runs.as_posix()})")

@@ -16,6 +16,7 @@ from flax.errors import FlaxError
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.tracing import strongly_typed
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 # Exceptions that tracing a function may raise if it does not fit its arguments.
@@ -203,9 +204,16 @@ def hyper_shape(value: Any) -> Any:
 
 
 def check_variables(name: str, variables: Any) -> None:
-    """Raises TypeError that names the function unless it returned Variables."""
+    """Raises TypeError that names the function unless it returned Variables of at least float32."""
     if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
         raise TypeError(f"{name} must return Variables, got {kind_of(variables)}.")
+    for path, leaf in named_leaves(variables.params).items():
+        # Sums over clients have the parameters' type, and in 16 bits most of their digits are lost.
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+            raise TypeError(
+                f"{name} must return parameters of at least float32, {path!r} is {leaf.dtype}: networks "
+                "compute in bfloat16 by fedcodist.in_bfloat16, and their parameters stay float32."
+            )
 
 
 def check_same(promise: str, expected: PyTree, actual: PyTree) -> None:

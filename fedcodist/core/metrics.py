@@ -1,7 +1,7 @@
 """Metrics as sums over examples (accuracy, precision, recall, F, average precision), also in groups."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +43,24 @@ def accuracy(label: str = "label") -> Statistic:
     return statistic
 
 
-def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic:
+@overload
+def of_one_logit(statistic: SummedMetric, threshold: float = 0.0) -> SummedMetric: ...
+
+
+@overload
+def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic: ...
+
+
+def of_one_logit(statistic: Any, threshold: float = 0.0) -> Any:
     """Makes a statistic of two classes, such as `accuracy()`, accept one output per example.
 
-    Label 1 is predicted if the output, [batch, 1] or [batch], is above the threshold: 0 for a logit,
-    0.5 for a probability.
+    A `SummedMetric`, such as `average_precision()`, becomes another one. Label 1 is predicted if the
+    output, [batch, 1] or [batch], is above the threshold: 0 for a logit, 0.5 for a probability.
     """
+    if isinstance(statistic, SummedMetric):
+        return statistic._replace(sums=of_one_logit(statistic.sums, threshold))
 
-    def of_two(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def of_two(outputs: jax.Array, batch: Batch) -> Any:
         logit = outputs.reshape(outputs.shape[:1]) - threshold
         return statistic(jnp.stack([jnp.zeros_like(logit), logit], axis=-1), batch)
 

@@ -49,6 +49,7 @@ def pad(amount: int) -> ImageTransform:
     """Adds a border of `amount` black pixels to every image, for a random crop afterwards."""
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
+        _check_images(images)
         return jnp.pad(images, ((0, 0), (amount, amount), (amount, amount), (0, 0)))
 
     return transform
@@ -58,6 +59,7 @@ def random_crop(height: int, width: int) -> ImageTransform:
     """Cuts a random window of height x width out of each image."""
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
+        _check_images(images, height, width)
         _, full_height, full_width, channels = images.shape
         limits = jnp.array([full_height - height + 1, full_width - width + 1])
         offsets = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, limits))(
@@ -76,6 +78,7 @@ def centre_crop(height: int, width: int) -> ImageTransform:
     """Cuts the central window of height x width out of each image."""
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
+        _check_images(images, height, width)
         top, left = (images.shape[1] - height) // 2, (images.shape[2] - width) // 2
         return images[:, top : top + height, left : left + width]
 
@@ -84,6 +87,7 @@ def centre_crop(height: int, width: int) -> ImageTransform:
 
 def random_horizontal_flip(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
     """Flips each image left to right with probability one half."""
+    _check_images(images)
     return jnp.where(_coin(key, "flip", positions), images[:, :, ::-1], images)
 
 
@@ -93,6 +97,7 @@ def random_axis_flip(images: jax.Array, key: jax.Array, positions: jax.Array) ->
     This is the "horizontal or vertical flip" of unlabelled images in the codistillation paper (appendix
     C.1).
     """
+    _check_images(images)
     axis = _coin(key, "flip axis", positions)
     flipped = jnp.where(axis, images[:, :, ::-1], images[:, ::-1])
     return jnp.where(_coin(key, "flip", positions), flipped, images)
@@ -133,6 +138,19 @@ def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
         return np.broadcast_shapes(shape, image) == image
     except ValueError:
         return False
+
+
+def _check_images(images: jax.Array, height: int = 0, width: int = 0) -> None:
+    """Raises ValueError unless images are [batch, height, width, channels], at least of this size."""
+    if images.ndim != 4:
+        raise ValueError(
+            f"images must be [batch, height, width, channels], got {list(images.shape)}."
+        )
+    if images.shape[1] < height or images.shape[2] < width:
+        raise ValueError(
+            f"images must be at least {height} x {width} to cut a window of this size, got "
+            f"{images.shape[1]} x {images.shape[2]}."
+        )
 
 
 def _example_keys(key: jax.Array, purpose: str, positions: jax.Array) -> jax.Array:

@@ -502,7 +502,7 @@ def _order_of_client_of_row(
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    owners = _natural_ids_as_text(_numbers("client_of_row", client_of_row))
+    owners = natural_ids_as_text("client_of_row", _numbers("client_of_row", client_of_row))
     if owners.shape != (num_examples,):
         raise ValueError(
             f"client_of_row must name a client for each of the {num_examples} rows, "
@@ -550,10 +550,11 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must be one array, got lists of different lengths") from None
 
 
-def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
+def natural_ids_as_text(name: str, owners: np.ndarray) -> np.ndarray:
     """Natural ids in an array of bytes, or of objects as in pandas, as an array of text.
 
-    The same text in bytes is the same id. Objects that are all integers are indices.
+    The same text in bytes is the same id. Objects that are all integers are indices. `name` is the
+    argument's, for messages.
     """
     if owners.dtype.kind not in "OS" or owners.ndim != 1:
         return owners
@@ -563,8 +564,8 @@ def _natural_ids_as_text(owners: np.ndarray) -> np.ndarray:
             try:
                 return owners.astype(np.int64)
             except OverflowError:
-                raise ValueError("client_of_row must be indices that 64 bits hold") from None
-    return client_id_array([_as_text("client_of_row", owner) for owner in owners.tolist()])
+                raise ValueError(f"{name} must be integers that 64 bits hold") from None
+    return client_id_array([_as_text(name, owner) for owner in owners.tolist()])
 
 
 def _offsets_of_sizes(sizes: Any) -> np.ndarray:

@@ -153,7 +153,7 @@ def _read(dataset: Any, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _array(name: str, feature: Any, values: list[Any], start: int) -> np.ndarray:
     """The values of some examples, from number `start` on, as one array."""
-    missing = next((index for index, value in enumerate(values) if value is None), None)
+    missing = next((index for index, value in enumerate(values) if _lacks(value)), None)
     if missing is not None:
         raise ValueError(f"feature {name!r} of example {start + missing} has no value")
     if type(feature).__name__ == "Image":
@@ -182,6 +182,13 @@ def _array(name: str, feature: Any, values: list[Any], start: int) -> np.ndarray
     return array
 
 
+def _lacks(value: Any) -> bool:
+    """Whether a value is missing, or one within a list or a dictionary."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return value is None or (isinstance(value, list | tuple) and any(map(_lacks, value)))
+
+
 def _of_another_shape(
     name: str, example: int, shape: tuple[int, ...], first: tuple[int, ...]
 ) -> ValueError:
@@ -197,8 +204,8 @@ def _image(name: str, image: Any, example: int) -> np.ndarray:
             f"feature {name!r} of example {example} must be a decoded image, got "
             f"{type(image).__name__}; cast_column(..., datasets.Image()) decodes them"
         )
-    # A palette's indices, and pixels of one bit, are no colours.
-    colours = {"1": "L", "P": "RGB"}.get(image.mode)
+    # A palette's indices, pixels of one bit and inks are no colours of light.
+    colours = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}.get(image.mode)
     array = np.asarray(image if colours is None else image.convert(colours))
     if array.dtype != np.uint8:
         raise TypeError(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer, shown
-from fedcodist.data.federated_data import FederatedData, default_client_ids
+from fedcodist.data.federated_data import FederatedData, default_client_ids, natural_ids_as_text
 
 _MOST_CLIENTS = 10**8  # a random order of this many still fits in memory
 
@@ -311,7 +311,7 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     """Groups examples by their natural client.
 
     Args:
-      ids: `[examples]` of str, bytes in UTF-8, or integers.
+      ids: `[examples]` of str, bytes in UTF-8, or integers; also as objects, as in pandas.
 
     Returns:
       The sorted ids, str `[num_clients]`, and the examples of each client in their original order.
@@ -319,9 +319,7 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     Raises:
       ValueError, TypeError: ids that are not a non-empty vector of strings or integers.
     """
-    array = np.asarray(ids)
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
+    array = natural_ids_as_text("ids", np.asarray(ids))
     if array.dtype.kind not in "Uiu":
         raise TypeError(f"ids must be strings or integers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:

@@ -53,7 +53,7 @@ class PreparedDataError(ValueError):
 
 def save_prepared(
     folder: str | os.PathLike[str],
-    splits: Mapping[str, FederatedData],
+    splits: Mapping[str, FederatedData | Mapping[str, Any]],
     *,
     source: str,
     licence: str,
@@ -82,7 +82,7 @@ def save_prepared(
 
     Args:
       folder: must not exist yet, or be empty. Its parents are made.
-      splits: name -> data.
+      splits: name -> data, or plain columns, which become those of one client with the split's name.
       source: where the data come from.
       licence: how they may be used.
       arguments: those of the preparation program, anything that JSON can hold.
@@ -97,7 +97,8 @@ def save_prepared(
         if not isinstance(text, str) or not text:
             raise PreparedDataError(f"{name} must be a non-empty string, got {text!r}")
     _check_names("split", splits)
-    for split, data in splits.items():
+    federated = {split: _federated(split, data) for split, data in splits.items()}
+    for split, data in federated.items():
         _check_names(f"split {split!r}: column", data.columns)
         for reserved in (_OFFSETS, _CLIENT_IDS):
             if reserved in data.columns:
@@ -113,7 +114,7 @@ def save_prepared(
     partial = folder.parent / f".{folder.name}.partial-{secrets.token_hex(8)}"
     partial.mkdir()
     try:
-        entries = {split: _write_split(partial / split, data) for split, data in splits.items()}
+        entries = {split: _write_split(partial / split, data) for split, data in federated.items()}
         content = {
             "format_version": FORMAT_VERSION,
             "source": source,
@@ -224,6 +225,23 @@ def _check_names(what: str, names: Mapping[str, Any]) -> None:
     folded = [name.casefold() for name in names]
     if len(set(folded)) < len(folded):
         raise PreparedDataError(f"{what} names {sorted(names)} differ only in upper and lower case")
+
+
+def _federated(split: str, data: Any) -> FederatedData:
+    """A split as federated data; plain columns are those of one client."""
+    if isinstance(data, FederatedData):
+        return data
+    if not isinstance(data, Mapping) or not data:
+        raise PreparedDataError(
+            f"splits[{split!r}] must be FederatedData, or columns as a mapping from name to array, got "
+            f"{type(data).__name__}"
+        )
+    try:
+        columns = {name: np.asarray(column) for name, column in data.items()}
+        count = len(next(iter(columns.values())))
+        return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=[split])
+    except (TypeError, ValueError) as error:
+        raise PreparedDataError(f"splits[{split!r}]: {error}") from None
 
 
 def _write_split(folder: Path, data: FederatedData) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedcodist.core.checks import check_integer
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import split_clients
 from fedcodist.data.vocabulary import Vocabulary
@@ -20,6 +21,7 @@ from fedcodist.data.vocabulary import Vocabulary
 # user -> domain -> sentences of words
 Users = Mapping[str, Mapping[str, Sequence[Sequence[str]]]]
 SPLITS = ("train", "distillation", "held_out", "test")
+_MOST_DOMAINS = 128  # column `domain` is int8
 TRAIN_LENGTH, EVALUATION_LENGTH = 20, 30  # FedJAX's for Stack Overflow
 
 
@@ -47,9 +49,9 @@ def text_splits(
     Raises:
       ValueError: shares or sizes out of range, or too few users for a split.
     """
-    # In this form NaN is refused too.
-    if len(shares) != len(SPLITS) or not (min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
-        raise ValueError(f"shares must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
+    check_shares("shares", shares)
+    if len(domains) > _MOST_DOMAINS:
+        raise ValueError(f"domains must be at most {_MOST_DOMAINS}, got {len(domains)}")
     if max_examples is not None and max_examples < 1:
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
     chosen = {
@@ -57,7 +59,11 @@ def text_splits(
         for user, by_domain in users.items()
     }
     ids = sorted(user for user, by_domain in chosen.items() if any(map(len, by_domain.values())))
-    counts = {name: int(len(ids) * share) for name, share in zip(SPLITS, shares, strict=True)}
+    # 0.29 of 100 are 29, though their product is a little less.
+    counts = {
+        name: math.floor(len(ids) * share + 1e-9)
+        for name, share in zip(SPLITS, shares, strict=True)
+    }
     counts["train"] += len(ids) - sum(counts.values())
     if min(counts.values()) < 1:
         raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
@@ -81,6 +87,13 @@ def text_splits(
         {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
     )
     return splits
+
+
+def check_shares(name: str, shares: Sequence[float]) -> None:
+    """Raises ValueError that names the argument unless shares are of the splits and sum to 1."""
+    # In this form NaN is refused too.
+    if len(shares) != len(SPLITS) or not (min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
+        raise ValueError(f"{name} must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
 
 
 def vocabulary_of(splits: Mapping[str, FederatedData]) -> Vocabulary:
@@ -119,6 +132,7 @@ def domain_pools(
     Raises:
       ValueError: an unknown domain, a share outside (0, 1], or too few users.
     """
+    check_integer("seed", seed, low=0)
     order = np.random.default_rng(seed).permutation(data.num_clients)
     examples: list[np.ndarray] = []
     sizes: list[int] = []
@@ -155,6 +169,8 @@ def domain_pools(
 
 def _of_domain(data: FederatedData, domain: int) -> tuple[np.ndarray, np.ndarray]:
     """A mask of the examples of a domain, and their number per client. Raises ValueError for none."""
+    if "domain" not in data.columns:
+        raise ValueError(f"data must have a column 'domain', it has {sorted(data.columns)}")
     is_own = data.columns["domain"] == domain
     sizes = np.diff(np.concatenate([[0], np.cumsum(is_own)])[data.offsets])
     if not sizes.any():

@@ -61,8 +61,9 @@ def _of_pairs(dataset: Any) -> tuple[np.ndarray, list[Any]]:
     images: list[np.ndarray] = []
     labels: list[Any] = []
     for index in range(len(dataset)):
+        example = dataset[index]
         try:
-            image, label = dataset[index]
+            image, label = example
         except (TypeError, ValueError):
             raise TypeError(
                 f"dataset must hold pairs (image, label), example {index} is none"

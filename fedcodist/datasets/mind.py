@@ -8,6 +8,7 @@ latest last. Candidates are the articles that were shown, with `-1` if clicked a
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from array import array
@@ -202,7 +203,8 @@ def deal_users(
       ValueError: too few users.
     """
     ids, index_of_row = np.unique(np.array(users), return_inverse=True)
-    counts = {name: int(len(ids) * share) for name, share in shares.items()}
+    # 0.29 of 100 are 29, though their product is a little less.
+    counts = {name: math.floor(len(ids) * share + 1e-9) for name, share in shares.items()}
     counts[next(iter(shares))] += len(ids) - sum(counts.values())
     if min(counts.values()) < 1:
         raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")

@@ -25,6 +25,7 @@ def random_primary_labels(
       ValueError, TypeError: no label, no client, or more labels per client than there are.
     """
     _check_counts(num_labels, num_clients, per_client)
+    check_integer("seed", seed, low=0)
     generator = np.random.default_rng(seed)
     primary = np.zeros((num_clients, num_labels), bool)
     for labels_of_client in primary:
@@ -50,6 +51,7 @@ def even_primary_labels(
             f"per_client must give each of the {num_labels} labels the same number of the "
             f"{num_clients} clients, got {per_client}."
         )
+    check_integer("seed", seed, low=0)
     generator = np.random.default_rng(seed)
     order, clients = generator.permutation(num_labels), generator.permutation(num_clients)
     primary = np.zeros((num_clients, num_labels), bool)
@@ -93,6 +95,7 @@ def primary_label_skew(
             f"{labels.min()} to {labels.max()}."
         )
     shares = client_shares(primary, skew)
+    check_integer("seed", seed, low=0)
     generator = np.random.default_rng(seed)
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):

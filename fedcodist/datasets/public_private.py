@@ -61,7 +61,7 @@ def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.n
       first: the new label of the first one.
 
     Returns:
-      int32 [examples]; -1 for labels that are not among the classes.
+      int32 [examples]; -1 for labels that are not among the classes, and for negative ones.
 
     Raises:
       ValueError: a class occurs twice or is negative.
@@ -71,7 +71,8 @@ def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.n
         raise ValueError(f"classes must be different and at least 0, got {list(classes)}.")
     table = np.full(max(int(wanted.max()), int(np.max(labels, initial=0))) + 1, -1, np.int32)
     table[wanted] = first + np.arange(wanted.size)
-    return table[labels]
+    labels = np.asarray(labels)
+    return np.where(labels >= 0, table[labels], np.int32(-1))
 
 
 def check_joint_labels(data: PublicPrivate) -> None:
@@ -124,6 +125,7 @@ def digits_public_private(
         raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}.")
     if not 0 <= held_out_fraction < 1:
         raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}.")
+    check_integer("seed", seed, low=0)
     digits = load_digits()
     generator = np.random.default_rng(seed)
     first = len(public_classes)
@@ -277,6 +279,7 @@ def disjoint_parts(
       ValueError: a class has too few examples.
     """
     _check_parts(num_parties, per_class)
+    check_integer("seed", seed, low=0)
     generator = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[] for _ in range(num_parties)]
     for label in classes:
@@ -304,6 +307,7 @@ def fine_class_parts(
       ValueError: a class does not have five fine classes, or one of these has too few examples.
     """
     _check_parts(num_parties, per_class)
+    check_integer("seed", seed, low=0)
     fine = {label: np.unique(fine_labels[labels == label]) for label in classes}
     for label, fine_labels_of in fine.items():
         if len(fine_labels_of) != FINE_PER_COARSE:
@@ -342,6 +346,7 @@ def writers_parts(
     """
     for name, value in (("num_parties", num_parties), ("smallest", smallest)):
         check_integer(name, value, low=1)
+    check_integer("seed", seed, low=0)
     parts = [
         start + np.flatnonzero(labels[start:end] >= 0) for start, end in itertools.pairwise(offsets)
     ]
@@ -385,6 +390,7 @@ def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
     if count is None:
         return data
     check_integer("num_public", count, low=1)
+    check_integer("seed", seed, low=0)
     if count > total:
         raise ValueError(f"num_public must be at most the {total} public images, got {count}.")
     # A separate random stream: the parties' images are drawn from the same seed.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.text import SPLITS, Users, text_splits
+from fedcodist.data.text import SPLITS, Users, check_shares, text_splits
 from fedcodist.datasets import preparation
 
 _SHARES = (0.6, 0.2, 0.1, 0.1)
@@ -35,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_values(arguments: argparse.Namespace) -> None:
-    """Raises ValueError that names a vocabulary or seed out of range; to be called before reading."""
+    """Raises ValueError that names an argument out of range; to be called before reading."""
     if not 1 <= arguments.vocabulary < 1 << 16:
         raise ValueError(f"--vocabulary must be in 1..65535, got {arguments.vocabulary}")
     if arguments.seed < 0:
         raise ValueError(f"--seed must not be negative, got {arguments.seed}")
+    check_shares("--shares", arguments.shares)
+    if arguments.max_examples is not None and arguments.max_examples < 1:
+        raise ValueError(f"--max-examples must be at least 1, got {arguments.max_examples}")
 
 
 def source_of(

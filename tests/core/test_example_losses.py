@@ -13,7 +13,13 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
-from fedcodist.core.metrics import accuracy, f_score, of_one_logit
+from fedcodist.core.metrics import (
+    accuracy,
+    average_precision,
+    f_score,
+    macro_f_score,
+    of_one_logit,
+)
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import softened_target
@@ -189,3 +195,8 @@ def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
     np.testing.assert_array_equal(shares, [1, 1, 1, 0])
     values, weights = of_one_logit(f_score())(logits, {"label": labels})
     assert float(jnp.sum(values * weights) / jnp.sum(weights)) == 0.5
+    # Metrics of sums over examples too.
+    two = jnp.concatenate([jnp.zeros((4, 1)), logits], axis=-1)
+    for metric in (average_precision(), macro_f_score()):
+        found = of_one_logit(metric).sums(logits, {"label": labels})
+        jax.tree.map(np.testing.assert_array_equal, found, metric.sums(two, {"label": labels}))

@@ -114,6 +114,27 @@ def test_centre_crop():
     np.testing.assert_array_equal(result, images[:, 2:4, 1:5])
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        augmentation.pad(1),
+        augmentation.random_crop(2, 2),
+        augmentation.centre_crop(2, 2),
+        augmentation.random_horizontal_flip,
+        augmentation.random_axis_flip,
+    ],
+)
+def test_images_without_channels_are_refused(transform):
+    with pytest.raises(ValueError, match=r"^images must be \[batch, .*, got \[4, 3, 3\]"):
+        transform(jnp.zeros((4, 3, 3)), jax.random.key(0), jnp.arange(4))
+
+
+@pytest.mark.parametrize("crop", [augmentation.centre_crop, augmentation.random_crop])
+def test_a_window_that_is_too_large_is_refused(crop):
+    with pytest.raises(ValueError, match=r"^images must be at least 4 x 3 .*, got 3 x 3"):
+        crop(4, 3)(jnp.zeros((1, 3, 3, 1)), jax.random.key(0), jnp.arange(1))
+
+
 def test_horizontal_flips_half_of_the_images():
     images = np.repeat(_distinct_images(1), 400, 0)
     result = np.asarray(augmentation.random_horizontal_flip(images, KEY, jnp.arange(400)))

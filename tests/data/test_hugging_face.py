@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcodist.data import dirichlet, from_hugging_face
+from fedcodist.data import dirichlet, from_hugging_face, hugging_face
 from fedcodist.data.federated_data import FederatedData
 
 # A folder `datasets`, as this checkout has one, is importable too but is not the package.
@@ -45,6 +45,17 @@ def test_palettes_become_colours():
     features = hf.Features({"img": hf.Image()})
     columns = from_hugging_face(hf.Dataset.from_dict({"img": [image]}, features=features))
     np.testing.assert_array_equal(columns["img"][0], PICTURES[0] // 128 * 255)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("PA", 4), ("CMYK", 3), ("YCbCr", 3)])
+def test_other_modes_become_colours(mode, channels):
+    pil = pytest.importorskip("PIL.Image")
+    image = pil.fromarray(PICTURES[0] // 128 * 255)
+    kept = image.convert("P").convert("PA") if mode == "PA" else image.convert(mode)
+    array = hugging_face._image("img", kept, 0)
+    assert array.shape == (5, 4, channels)
+    if mode != "YCbCr":  # a rounded transform
+        np.testing.assert_array_equal(array[..., :3], PICTURES[0] // 128 * 255)
 
 
 def test_a_column_of_natural_clients():
@@ -134,6 +145,16 @@ def test_many_examples_are_read_in_order():
             lambda: hf.Dataset.from_dict({"x": [{"a": 1}]}),
             {},
             "feature 'x' must be images, numbers",
+        ),
+        (
+            lambda: hf.Dataset.from_dict({"x": [[True, False], [True, None]]}),
+            {},
+            "feature 'x' of example 1 has no value",
+        ),
+        (
+            lambda: hf.Dataset.from_dict({"x": [[[1.0], [None]], [[1.0], [2.0]]]}),
+            {},
+            "feature 'x' of example 0 has no value",
         ),
         (lambda: hf.Dataset.from_dict({"x": ["a\0"]}), {}, "feature 'x' has text that ends in NUL"),
         (lambda: "cifar10", {}, "split must be given with the name of a data set, 'cifar10'"),

@@ -223,6 +223,9 @@ def test_skewed_partitions_refuse_in_one_line(make, message):
 def test_by_id_groups_rows(ids, as_integers):
     ids = np.array([len(name) for name in ids] if as_integers else ids)
     names, parts = by_id(ids)
+    as_objects, same_parts = by_id(ids.astype(object))  # as pandas has them
+    assert names.tolist() == as_objects.tolist()
+    assert [part.tolist() for part in parts] == [part.tolist() for part in same_parts]
     assert_partition(parts, len(ids))
     for name, part in zip(names, parts, strict=True):
         assert set(ids[part].astype(str)) == {name}

@@ -284,6 +284,12 @@ def test_other_json_and_no_folder(tmp_path):
         one_line_error(tmp_path, "manifest.json")
 
 
+def test_plain_columns_are_a_split_of_one_client(tmp_path):
+    save_prepared(tmp_path / "p", {"train": {"a": np.arange(3)}}, **ABOUT)
+    train = load_prepared(tmp_path / "p")["train"]
+    assert train.client_ids.tolist() == ["train"] and train.columns["a"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -292,6 +298,7 @@ def test_other_json_and_no_folder(tmp_path):
         ({"splits": {"a": make_splits()["train"], "A": make_splits()["train"]}}, "upper and lower"),
         ({"arguments": {"x": object()}}, "arguments must be what JSON can hold"),
         ({"arguments": {"x": float("nan")}}, "arguments must be what JSON can hold"),
+        ({"splits": {"train": 3}}, r"splits\['train'\] must be FederatedData, or columns"),
         ({"source": ""}, "source must be a non-empty string"),
         ({"licence": None}, "licence must be a non-empty string"),
     ],

@@ -116,6 +116,14 @@ def test_a_domain_is_part_of_every_client():
         assert (part.columns["domain"] == index).all() and (part.client_sizes > 0).all()
 
 
+def test_shares_are_not_lost_to_rounding():
+    """100 x 0.29 is a little less than 29."""
+    users = {f"user{index}": {"prose": [["a"]]} for index in range(100)}
+    splits = text_splits(users, ["prose"], (0.13, 0.29, 0.29, 0.29))
+    counts = [splits[name].num_clients for name in ("train", "distillation", "held_out", "test")]
+    assert counts == [13, 29, 29, 29]
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -127,6 +135,12 @@ def test_a_domain_is_part_of_every_client():
         (lambda: pools({"prose": 0.6, "code": 0.6}), "users of domain 'code' are asked for"),
         (lambda: of_domain(text_splits(made_up(0), DOMAINS)["test"], 2), "no example is of domain"),
         (lambda: vocabulary_of({}), "no split 'vocabulary'"),
+        (
+            lambda: of_domain(text_splits(made_up(0), DOMAINS)["test"].keep(("tokens",)), 0),
+            "data must have a column 'domain'",
+        ),
+        (lambda: text_splits(made_up(0), range(129)), "domains must be at most 128, got 129"),
+        (lambda: pools({"prose": 0.1}, seed=-1), "seed must be at least 0, got -1"),
     ],
 )
 def test_bad_input_is_refused(call, message):
@@ -141,5 +155,5 @@ def test_clients_without_examples_of_a_domain_are_left_out():
     assert of_domain(data, 1).client_sizes.tolist() == [1]
 
 
-def pools(shares):
-    return domain_pools(text_splits(made_up(0), DOMAINS)["train"], DOMAINS, shares, 0)
+def pools(shares, seed=0):
+    return domain_pools(text_splits(made_up(0), DOMAINS)["train"], DOMAINS, shares, seed)

@@ -47,6 +47,15 @@ def test_pictures_of_pil():
     np.testing.assert_array_equal(columns["image"], COLOURED[:2])
 
 
+def test_an_error_of_a_transform_is_told():
+    class Transformed(list):
+        def __getitem__(self, index):
+            return COLOURED[index].reshape(3, 3), 0
+
+    with pytest.raises(ValueError, match="cannot reshape array"):
+        from_torchvision(Transformed([0]))
+
+
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -103,13 +103,14 @@ def test_a_cut_off_dump_leaves_nothing(prepare, tmp_path):
         (["--vocabulary", "0"], "--vocabulary must be in 1..65535, got 0"),
         (["--vocabulary", "70000"], "--vocabulary must be in 1..65535, got 70000"),
         (["--seed=-1"], "--seed must not be negative, got -1"),
-        (["--max-examples", "0"], "max_examples must be at least 1, got 0"),
-        (["--shares", "1", "0", "0", "0"], "shares must be 4 positive numbers"),
+        (["--max-examples", "0"], "--max-examples must be at least 1, got 0"),
+        (["--shares", "1", "0", "0", "0"], "--shares must be 4 positive numbers"),
         (["--shares", "nan", "0.2", "0.2", "0.2"], "shares must be 4 positive numbers"),
     ],
 )
 def test_bad_arguments_are_one_line(prepare, tmp_path, arguments, message):
-    assert message in one_line(prepare(STACKEXCHANGE, site(tmp_path / "beer"), *arguments))
+    # Before the source is read.
+    assert message in one_line(prepare(STACKEXCHANGE, tmp_path / "no_source", *arguments))
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 

@@ -113,6 +113,9 @@ PRIMARY = random_primary_labels(3, 2, 1, seed=0)
     ("call", "message"),
     [
         (lambda: random_primary_labels(0, 2, 1, 0), "num_labels must be at least 1, got 0"),
+        (lambda: random_primary_labels(3, 2, 1, None), "seed must be an integer"),
+        (lambda: even_primary_labels(3, 3, 1, -1), "seed must be at least 0, got -1"),
+        (lambda: primary_label_skew([0, 1], PRIMARY, 1, None), "seed must be an integer"),
         (lambda: random_primary_labels(3, 2, 0, 0), "per_client must be at least 1, got 0"),
         (lambda: even_primary_labels(3, 2, 4, 0), "per_client must be at most the 3 labels, got 4"),
         (

@@ -183,6 +183,7 @@ def test_labels_are_looked_up(classes, first):
     """Classes are replaced at once: a class that was replaced already is not replaced again."""
     labels = np.arange(31)
     found = joint_labels(labels, classes, first)
+    assert joint_labels([-1, *labels], classes, first).tolist() == [-1, *found]
     for label in labels.tolist():
         assert found[label] == (first + classes.index(label) if label in classes else -1)
 
@@ -192,6 +193,9 @@ def test_labels_are_looked_up(classes, first):
     [
         (lambda: joint_labels(np.zeros(1, int), (1, 1), 0), "classes must be different"),
         (lambda: digits_public_private(public_classes=range(10)), "some digits and not all"),
+        (lambda: digits_public_private(seed=-1), "seed must be at least 0, got -1"),
+        (lambda: cifar_public_private(*cifar(), seed=None), "seed must be an integer"),
+        (lambda: letters_public_private(*letters(), seed=-1), "seed must be at least 0, got -1"),
         (lambda: digits_public_private(per_class=0), "per_class must be at least 1, got 0"),
         (lambda: digits_public_private(per_class="3"), "per_class must be an integer .* got '3'"),
         (lambda: digits_public_private(num_parties=2.5), "num_parties must be an integer"),

@@ -53,6 +53,17 @@ def make_algorithm():
     return independent_pools({"main": pool}, DATA.columns)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_parameters_of_16_bits_are_refused(dtype):
+    """The sum of clients' updates would lose most of its digits, or all of them."""
+    network = nn.Dense(2, param_dtype=dtype)
+    model = from_flax_linen(network, jnp.zeros((1, 3)))
+    method = fed_avg(model, LocalTraining(optax.sgd, batch_size=2))
+    message = r"parameters of at least float32, 'bias' is .*fedcodist\.in_bfloat16"
+    with pytest.raises(TypeError, match=message):
+        communication_of(method, DATA.columns)
+
+
 def test_a_forgotten_init_client_state_is_named():
     method = make_method()
 

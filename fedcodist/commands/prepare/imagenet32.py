@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_args(arguments)
     if settings.seed < 0:
         return preparation.refuse(ValueError(f"--seed must not be negative, got {settings.seed}"))
+    if settings.images is not None and not 1 <= settings.images <= imagenet32.NUM_IMAGES:
+        allowed = f"between 1 and {imagenet32.NUM_IMAGES:,}"
+        return preparation.refuse(
+            ValueError(f"--images must be {allowed}, got {settings.images:,}")
+        )
     return preparation.run(
         settings.output,
         lambda show: open_source(settings, show),
