@@ -186,7 +186,11 @@ def _lacks(value: Any) -> bool:
     """Whether a value is missing, or one within a list or a dictionary."""
     if isinstance(value, Mapping):
         value = list(value.values())
-    return value is None or (isinstance(value, list | tuple) and any(map(_lacks, value)))
+    if not isinstance(value, list | tuple):
+        return value is None
+    # Lists of numbers may be long, and their first entry says whether there are lists within.
+    holds_more = bool(value) and isinstance(value[0], list | tuple | Mapping)
+    return None in value or (holds_more and any(map(_lacks, value)))
 
 
 def _of_another_shape(
