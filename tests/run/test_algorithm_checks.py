@@ -344,7 +344,7 @@ WRONG_METHODS = {
     ),
     "a row that none has": (
         of_client(client_state=jnp.ones(2)),
-        r"a client state as method.init_client_state makes it: .*float32\[2\]",
+        r"a client state as method.init_client_state makes it .*none.*: .*float32\[2\]",
     ),
     "an update of other shapes": (
         of_client(update={"w": jnp.ones(5)}),
