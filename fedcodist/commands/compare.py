@@ -33,7 +33,7 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.commands import sweep
-from fedcodist.commands.metric_names import metric_names
+from fedcodist.commands.evaluated_names import evaluated_names
 from fedcodist.config import command_line
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     if settings.list:
         return sweep.main([*given, *others, "--list"])
     status = child_processes.until_interrupted(
-        lambda: _check_metric(settings, baseline, others), "interrupted: nothing was trained yet."
+        lambda: _check_names(settings, baseline, others), "interrupted: nothing was trained yet."
     )
     if status := status or sweep.main([*given, *others]):
         return status
@@ -153,19 +153,27 @@ def _rank(
     return report.show_report(collection, output, ranking=ranking)
 
 
-def _check_metric(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
-    """Refuses a metric that the baseline will not have, before any training; returns the exit status.
+def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
+    """Refuses a metric or split that the baseline will lack, before any training; returns the status.
 
-    A finished baseline's folder has the names of its metrics. Other runs without the metric get a note.
+    A finished baseline's folder has the names. Other runs without the metric get a note.
     """
     if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
         return 0
-    names, metric = metric_names(f"{settings.config}:{baseline}", others), settings.metric
+    names, metric = evaluated_names(f"{settings.config}:{baseline}", others), settings.metric
+    if names is None:
+        return 0
+    if settings.split not in (None, *names.splits):
+        return command_line.refuse(
+            ValueError(
+                f"--split must be one of {names.splits} for {baseline}, got {settings.split!r}."
+            )
+        )
     if settings.split is not None:  # splits of clients' own examples have more: see client_metrics
         metric = metric.removesuffix(next(filter(metric.endswith, OVER_CLIENTS), ""))
-    if names is None or any(n == metric or n.startswith(f"{metric}_head_") for n in names):
+    if any(n == metric or n.startswith(f"{metric}_head_") for n in names.metrics):
         return 0
-    return command_line.refuse(unknown_metric(metric, names, baseline))
+    return command_line.refuse(unknown_metric(metric, names.metrics, baseline))
 
 
 if __name__ == "__main__":

@@ -103,13 +103,20 @@ def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
     lines: dict[tuple[str, str], _Line] = {}
     for method in collection.methods:
         group = _settings_but_for_privacy(method)
+        epsilon_of_model = {
+            model: spent.statistics[-1].mean
+            for model in collection.models
+            if (spent := curve(method, model, split, "epsilon")).rounds
+        }
+        has_noise = any(map(math.isfinite, epsilon_of_model.values()))
         for model in collection.models:
-            measured, spent = (curve(method, model, split, m) for m in ("accuracy", "epsilon"))
-            if not measured.rounds:
+            measured = curve(method, model, split, "accuracy")
+            # Beside noised models, personal ones have no epsilon: they stay with their clients.
+            if not measured.rounds or (has_noise and model not in epsilon_of_model):
                 continue
             last = 100 * measured.statistics[-1].mean
             epsilons, values, without_noise = lines.get((group, model), _Line([], [], None))
-            epsilon = spent.statistics[-1].mean if spent.rounds else math.inf
+            epsilon = epsilon_of_model.get(model, math.inf)
             if math.isfinite(epsilon):  # it is infinite without noise
                 pairs = sorted([*zip(epsilons, values, strict=True), (epsilon, last)])
                 epsilons, values = map(list, zip(*pairs, strict=True))

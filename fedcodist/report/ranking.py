@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
 from fedcodist.core.metric_kinds import is_share, lower_is_better
-from fedcodist.report.accuracy_table import epsilon_of
+from fedcodist.report.accuracy_table import epsilon_of, largest
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
@@ -173,9 +173,9 @@ def read_run(
         raise unknown_metric(metric, list(measured), name)
     if not of_parties:
         return entries
-    if [entry.model for entry in entries] == [PARTIES]:  # each was evaluated on its own examples
-        return [entries[0]._replace(model=ALL_PARTIES, num_models=len(examples))]
-    heads = dict.fromkeys(entry.head for entry in entries)
+    if {entry.model for entry in entries} == {PARTIES}:  # each was evaluated on its own examples
+        return [e._replace(model=ALL_PARTIES, num_models=len(examples)) for e in entries]
+    heads = dict.fromkeys(entry.head for entry in entries if entry.model in examples)
     means = [_all_parties([e for e in entries if e.head == head], examples) for head in heads]
     return [*means, *entries]
 
@@ -247,6 +247,7 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
         server_flops=mean(entry.server_flops for entry in entries),
         seconds=sum(entry.seconds for entry in entries),
         seconds_per_round=sum(entry.seconds_per_round for entry in entries),
+        epsilon=largest(entry.epsilon for entry in entries),
     )
 
 

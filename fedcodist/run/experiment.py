@@ -495,7 +495,8 @@ def _kept(
     of_round = [record for record in records if record["round"] == kept_state.round]
     if kept_state.round != last_round and experiment.final_splits:
         # A run that has grown since was evaluated on them in this round, its last one then.
-        of_round = [line for line in of_round if line["split"] not in experiment.final_splits]
+        final = {*experiment.final_splits, *experiment.final_client_splits}
+        of_round = [line for line in of_round if line["split"] not in final]
         final_splits = on_devices(experiment.final_splits, mesh)
         if host_client_states is None:
             best = Trained(*replicate((state, client_states), mesh))

@@ -67,7 +67,8 @@ class KeepBest(NamedTuple):
     """Keeps the models, and the whole state, of the round with the best metric, the first of equal ones.
 
     The final splits are evaluated with the kept models too, once, after the last round: see `kept` of
-    `Outcome` and of summary.json.
+    `Outcome` and of summary.json. Final client splits are not: they are there only if the kept round is
+    the last one.
 
     Attributes:
       split, metric, model, smaller_is_better: as those of `StopEarly`.

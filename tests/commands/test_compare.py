@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedcodist.commands import compare
-from fedcodist.commands.metric_names import metric_names
+from fedcodist.commands.evaluated_names import evaluated_names
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_methods, digits_parties
 from fedcodist.report import flops, ranking
@@ -172,10 +172,21 @@ def test_a_metric_that_no_run_will_have_is_refused_before_anything_is_trained(tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_metrics_are_known_without_training():
-    assert metric_names(f"{CONFIG}:fed_sdd", ["--config.rounds=3"]) == ["loss", "accuracy"]
+def test_a_split_that_no_run_will_have_is_refused_before_anything_is_trained(tmp_path, capfd):
+    arguments = [f"--config={CONFIG}", f"--workdir={tmp_path / 'runs'}", "--only=fed_avg"]
+    assert compare.main([*arguments, "--split=tset"]) == 2
+    assert capfd.readouterr().err.endswith("for fed_avg, got 'tset'.\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_metrics_and_splits_are_known_without_training():
+    names = evaluated_names(f"{CONFIG}:fed_sdd", ["--config.rounds=3"])
+    assert names.metrics == ["loss", "accuracy"] and names.splits == ["held_out", "test"]
+    personal = str(CONFIG).replace("digits_methods", "digits_personal")
+    own = evaluated_names(f"{personal}:ditto", [])
+    assert own.splits == ["held_out", "test", "client_test"]
     # A mistake in a run is reported when that run starts.
-    assert metric_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
+    assert evaluated_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
 
 
 def test_metrics_of_the_config_are_known_too(tmp_path):
@@ -189,7 +200,7 @@ def test_metrics_of_the_config_are_known_too(tmp_path):
         "    config.metrics = dict(top_3='top_3')\n"
         "    return config\n"
     )
-    assert metric_names(f"{config}:fed_avg", []) == ["loss", "accuracy", "top_3"]
+    assert evaluated_names(f"{config}:fed_avg", []).metrics == ["loss", "accuracy", "top_3"]
 
 
 def test_names_are_shown_as_they_are():
@@ -412,6 +423,29 @@ def write_party_run(folder):
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_parties_with_heads_are_ranked_on_their_own_examples_by_both_heads(tmp_path):
+    """There all parties are one model. Its second head's entry ended in an error."""
+    write_party_run(tmp_path / "fd")
+    config = json.loads((tmp_path / "fd" / "config.json").read_text())
+    config["parties"]["heads"] = 2
+    (tmp_path / "fd" / "config.json").write_text(json.dumps(config))
+    summary = json.loads((tmp_path / "fd" / "summary.json").read_text())
+    own = {"accuracy": [0.5, 0.7], "accuracy_head_2": [0.6, 0.9]}
+    summary["final"]["parties"] = {"client_test": own}
+    (tmp_path / "fd" / "summary.json").write_text(json.dumps(summary))
+    entries = ranking.read_run("fd", load_run(tmp_path / "fd"), split="client_test")
+    assert [(e.model, e.head) for e in entries] == [(ALL_PARTIES, None), (ALL_PARTIES, 2)]
+    assert entries[1].accuracies == pytest.approx((60.0, 90.0))
+
+
+def test_of_runs_with_other_seeds_the_largest_epsilon_is_shown():
+    several = [
+        entry("private", (50.0,))._replace(seeds=(seed,), epsilon=epsilon)
+        for seed, epsilon in ((0, 1.0), (1, 4.0), (2, None))
+    ]
+    assert ranking._over_seeds(several).epsilon == 4.0
 
 
 def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):

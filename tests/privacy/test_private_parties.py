@@ -280,7 +280,7 @@ def test_bad_input_is_one_line(make, arguments, message):
 
 def test_a_method_that_sends_no_pair_is_refused():
     make, _ = METHODS["fed_md"]
-    with pytest.raises(ValueError, match="^reduce must return means"):
+    with pytest.raises(ValueError, match=r"^reduce must return means"):
         make(reduce=private_classes(1.0, 1.0))
     with pytest.raises(
         ValueError, match=r"private_classes must be of a method .*shapes \[\[6, 3\]\]"

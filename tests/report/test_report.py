@@ -627,6 +627,19 @@ def test_budgets_of_one_method_are_one_line_of_accuracy_by_epsilon(group, tmp_pa
     assert [axes.get_title() for axes in figure.axes if axes.axison] == ["small model"]
 
 
+def test_a_personal_model_beside_a_noised_one_is_no_run_without_noise(tmp_path):
+    for name, epsilon in (("a", 8.0), ("b", 2.0)):
+        write_run(tmp_path / name, name="private", final={"small": 0.8, "large": 0.9})
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        training = config.get("training", {}) | {"privacy": {"epsilon": epsilon}}
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"training": training}))
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        spent = [x | ({"epsilon": epsilon} if x["model"] == "small" else {}) for x in lines]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in spent))
+    (key,) = privacy_plot._lines(collection_lib.collect([tmp_path]), "test")
+    assert key[1] == "small"
+
+
 def test_budgets_of_one_method_with_two_settings_have_a_label_each(tmp_path):
     for rate in (0.1, 0.01):
         folder = write_run(tmp_path / str(rate), name="private", final={"small": 0.5})

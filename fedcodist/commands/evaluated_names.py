@@ -1,4 +1,4 @@
-"""Names of the metrics that a run will have, known before any training.
+"""Names of the metrics and splits that a run will have, known before any training.
 
 This is a separate program, since a process that starts runs must not occupy the accelerator itself.
 """
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -17,8 +18,15 @@ from fedcodist.config import command_line
 from fedcodist.core import child_processes
 
 
-def metric_names(config: str, others: Sequence[str]) -> list[str] | None:
-    """The names in the order of the run's models; None for a config that fails (the run reports it).
+class EvaluatedNames(NamedTuple):
+    """Names of metrics, in the order of a run's models, and of the splits that are evaluated."""
+
+    metrics: list[str]
+    splits: list[str]
+
+
+def evaluated_names(config: str, others: Sequence[str]) -> EvaluatedNames | None:
+    """The names of a run; None for a config that fails (the run reports it).
 
     Args:
       config: value of the launcher's --config.
@@ -26,13 +34,21 @@ def metric_names(config: str, others: Sequence[str]) -> list[str] | None:
     """
     settings = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
     process = child_processes.run(
-        [sys.executable, "-m", "fedcodist.commands.metric_names", f"--config={config}", *settings],
+        [
+            sys.executable,
+            "-m",
+            "fedcodist.commands.evaluated_names",
+            f"--config={config}",
+            *settings,
+        ],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    return None if process.returncode else json.loads(process.stdout.splitlines()[-1])
+    if process.returncode:
+        return None
+    return EvaluatedNames(*json.loads(process.stdout.splitlines()[-1]))
 
 
 def main(arguments: list[str]) -> int:
@@ -41,27 +57,28 @@ def main(arguments: list[str]) -> int:
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
         command_line.parse(arguments, values, required=("config",))
-        names = _of_models(values.config)
+        names = _of_run(values.config)
     except Exception as error:
         return command_line.refuse(error)
     print(json.dumps(names))
     return 0
 
 
-def _of_models(config: ConfigDict) -> list[str]:
-    from fedcodist.config.algorithm import build_algorithm
-    from fedcodist.config.data import load_data
-    from fedcodist.config.division import divided
-    from fedcodist.config.metrics import with_metrics
+def _of_run(config: ConfigDict) -> EvaluatedNames:
+    from fedcodist.config.experiment import build_experiment
 
-    config = divided(config)
-    algorithm = build_algorithm(config, load_data(config.data))
-    algorithm = with_metrics(algorithm, config.get("metrics", {}))
+    experiment = build_experiment(config)
+    algorithm = experiment.algorithm
     models = [predictor.model for predictor in algorithm.predictors.values()]
     models += [
         personal.model for pool in algorithm.personal_models.values() for personal in pool.values()
     ]
-    return list(dict.fromkeys(["loss", *(name for model in models for name in model.metrics)]))
+    metrics = ["loss", *(name for model in models for name in model.metrics)]
+    splits = (
+        *(*experiment.splits, *experiment.final_splits),
+        *(*experiment.client_splits, *experiment.final_client_splits),
+    )
+    return EvaluatedNames(list(dict.fromkeys(metrics)), list(dict.fromkeys(splits)))
 
 
 if __name__ == "__main__":
