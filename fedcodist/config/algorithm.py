@@ -33,6 +33,10 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     check_not_text("algorithm.name", entry, data)
     if entry.kind in (PARTIES, GRAPH):
         check_plainly_executed(config)
+        if config.algorithm.get("validation") is not None:
+            raise ValueError(
+                f"algorithm.validation must be of methods with pools, got algorithm.name={entry.name}."
+            )
         for setting in ("privacy", "example_privacy", "secure_sum", "compression"):
             if config.get("training", {}).get(setting) is not None:
                 raise ValueError(

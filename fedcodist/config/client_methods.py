@@ -118,6 +118,10 @@ def _with_layers(
     clients: Clients, setting: str, name: str, prefix: str, layers: Sequence[str]
 ) -> Model:
     """The network that a setting names, with its logits and these layers as outputs."""
+    if clients.config.algorithm.get("embedding_width") is not None:
+        raise ValueError(
+            f"algorithm.embedding_width must be None with {prefix}, whose networks have no embedding."
+        )
     module, example = module_of(setting, name, clients.data)
     with named(f"{prefix}: "):
         return as_executed(clients.config, with_layers(module, example, layers))

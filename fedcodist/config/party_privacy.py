@@ -62,6 +62,8 @@ def private_sum(config: ConfigDict, noise_multiplier: float) -> Reduce:
     if (weights := config.algorithm.get("weights")) is not None:
         for index, weight in enumerate(weights):
             check_number(f"algorithm.weights[{index}]", weight, low=0)
+        if not any(weights):
+            raise ValueError("algorithm.weights must not be all 0.")
         own["max_weight"] = float(max(weights) / sum(weights))  # FedMD divides them by their sum
     if name == "fed_proto" and config.algorithm.get("weighting", "examples") != "parties":
         # A party's counts would be cut to one, and so its weight by examples would be lost.

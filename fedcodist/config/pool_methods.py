@@ -18,7 +18,7 @@ from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
-from fedcodist.config.bind import bind, offered
+from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.client_methods import (
     Clients,
     client_method,
@@ -72,8 +72,18 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         of_the_library.remove("teaching")  # which a codistillation of one's own gets too
     given = offered(function, OFFERS, config, data, of_the_library=of_the_library)
     _check_pools_are_read(config, data, has_levels="levels" in given)
+    if config.algorithm.get("validation") is not None and "validation" not in accepted(function):
+        raise ValueError(
+            "algorithm.validation must be of a method that stops by it, such as fed_df, got "
+            f"algorithm.name={entry.name}."
+        )
     build = functools.partial(bind, function, config.algorithm, "algorithm.")
     if measured := tuple(config.algorithm.get("measured", ())):
+        if "pool" not in given:
+            raise ValueError(
+                "algorithm.measured must be of a method with one pool, such as fed_sdd, got "
+                f"algorithm.name={entry.name}."
+            )
         pool = given.pop("pool")
         return with_client_ensembles(lambda pool: build(pool=pool, **given), pool, measured)
     return build(**given)

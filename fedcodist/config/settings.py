@@ -56,6 +56,8 @@ def check_settings(config: ConfigDict) -> None:
         elif path.startswith(closed) and not path.startswith(_OF_FUNCTIONS):
             known = [name for name in ALLOWED if name.startswith(closed)]
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
+            if nearest.startswith("pools.*.") and path.count(".") > 1:
+                nearest = nearest.replace("*", path.split(".")[1], 1)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
@@ -565,7 +567,7 @@ ALLOWED |= {
     }.items()
 }
 _CLOSED = (
-    *("evaluation.", "execution.", "parties.", "phases."),
+    *("evaluation.", "execution.", "parties.", "phases.", "pools."),
     *(
         f"{group}.{part}."
         for group in ("training", "algorithm")

@@ -20,6 +20,7 @@ from fedcodist.config.referenced_code import described_references
 from fedcodist.configs import (
     digits_codist,
     digits_compression,
+    digits_fed_kd,
     digits_methods,
     digits_mhd,
     digits_parties,
@@ -844,6 +845,51 @@ def test_settings_of_pools_that_nothing_reads_are_refused(run, setting, value, m
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("batch_size", r"^pools\.small\.batch_size is no setting; did you mean pools\.small\."),
+        ("cohort_sise", r"cohort_sise is no setting; did you mean pools\.small\.cohort_size"),
+    ],
+)
+def test_unknown_settings_of_pools_are_refused(name, message):
+    config = digits_codist.get_config("fed_avg")
+    config.pools.small[name] = 5
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize("run", ["fed_be", "fed_avg", "fed_sdd"])
+def test_validation_of_a_method_that_does_not_stop_by_it_is_refused(run):
+    config = digits_methods.get_config(run)
+    with config.unlocked():
+        config.algorithm.validation = dict(
+            split="held_out", every=10, patience=20, or_start=False, drop_worst=False
+        )
+    with pytest.raises(ValueError, match=rf"^algorithm\.validation must be of .*name={run}"):
+        build_experiment(config)
+
+
+def test_ensembles_of_clients_of_several_pools_are_refused():
+    config = digits_codist.get_config("fed_avg")
+    with config.unlocked():
+        config.algorithm.measured = ("clients",)
+    with pytest.raises(ValueError, match=r"^algorithm\.measured must be of a method with one pool"):
+        build_experiment(config)
+
+
+@pytest.mark.parametrize("method", ["moon", "fed_kd"])
+def test_a_width_of_embeddings_is_refused_where_networks_output_layers(method):
+    module = digits_fed_kd if method == "fed_kd" else digits_methods
+    config = module.get_config("fed_kd" if method == "fed_kd" else "fed_avg")
+    with config.unlocked():
+        config.training.method = method
+        config.algorithm.embedding_width = 16
+    message = rf"^algorithm\.embedding_width must be None with training\.{method}\."
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
 
 
 def test_a_share_is_refused_where_a_network_has_a_depth():

@@ -109,6 +109,14 @@ def test_values_out_of_range_are_refused(settings, message):
         check_settings(of_method("fed_md", **settings))
 
 
+def test_weights_that_are_all_zero_are_one_line():
+    config = digits_private_parties.get_config("fed_md,8")
+    with config.ignore_type():
+        config.algorithm.weights = (0,) * config.data.num_parties
+    with pytest.raises(ValueError, match=r"^algorithm\.weights must not be all 0"):
+        build_experiment(config)
+
+
 def test_methods_with_pools_have_another_setting():
     config = digits_private.get_config("fed_avg,inf")
     with config.unlocked():
