@@ -133,9 +133,11 @@ def _missing(error: Exception, config: ConfigDict) -> str | None:
     name = str(inner.args[0]).split("\n")[0].strip("'\"")
     if not isinstance(group, ConfigDict):
         return None
-    for path in ("", *(p for p in _paths(config) if isinstance(_value(config, p), ConfigDict))):
-        if _value(config, path) is group or (path and _value(config, path) == group):
-            return f"{path}.{name}".lstrip(".")
+    if set(group) == set(config):  # the whole config, or a copy with a chunk size of its own
+        return name
+    for path in (p for p in _paths(config) if isinstance(_value(config, p), ConfigDict)):
+        if _value(config, path) == group:
+            return f"{path}.{name}"
     return None
 
 

@@ -880,6 +880,14 @@ def test_ensembles_of_clients_of_several_pools_are_refused():
         build_experiment(config)
 
 
+@pytest.mark.parametrize("name", ["pools", "training", "data", "evaluation"])
+def test_a_config_without_a_group_is_one_line(name):
+    config = digits_methods.get_config("fed_avg")
+    del config[name]
+    with pytest.raises(ValueError, match=rf"^the config lacks '{name}"):
+        build_experiment(config)
+
+
 @pytest.mark.parametrize("method", ["moon", "fed_kd"])
 def test_a_width_of_embeddings_is_refused_where_networks_output_layers(method):
     module = digits_fed_kd if method == "fed_kd" else digits_methods
