@@ -50,35 +50,31 @@ _left_out: contextvars.ContextVar[int] = contextvars.ContextVar("left_out", defa
 _OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 
-@contextlib.contextmanager
-def of_clients(clients: Any) -> Iterator[None]:
+def of_clients(clients: Any) -> contextlib.AbstractContextManager[None]:
     """Declares the clients whose training is traced inside: indices of a pool's or a group's clients."""
-    token = _clients.set(clients)
-    try:
-        yield
-    finally:
-        _clients.reset(token)
+    return _declared(_clients, clients)
 
 
-@contextlib.contextmanager
-def leaving_out(count: int) -> Iterator[None]:
+def leaving_out(count: int) -> contextlib.AbstractContextManager[None]:
     """Declares that training traced inside leaves out `count` examples, at most half of a client's."""
-    token = _left_out.set(count)
-    try:
-        yield
-    finally:
-        _left_out.reset(token)
+    return _declared(_left_out, count)
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Filled]]:
     """Collects the padded batches that are traced inside, in place of warnings."""
     filled: list[Filled] = []
-    token = _collected.set(filled)
-    try:
+    with _declared(_collected, filled):
         yield filled
+
+
+@contextlib.contextmanager
+def _declared(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
     finally:
-        _collected.reset(token)
+        variable.reset(token)
 
 
 def of_round(round_: Callable[..., Any], filled: list[Filled]) -> list[Filled]:
