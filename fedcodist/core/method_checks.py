@@ -75,7 +75,7 @@ def check_method(
         lambda *arguments: _as_result(method.client_update(*arguments)),
         *(message, client_state, data, key, hyper),
         hint=f": the columns are {sorted(columns)} before preprocessing",
-        none=keeps_none,
+        about_none=keeps_none,
     )
     check_same(
         "method.client_update must return a client state as method.init_client_state makes it"
@@ -150,7 +150,7 @@ def _as_aggregate(aggregate: Any) -> Any:
 
 
 def traced(
-    name: str, function: Callable[..., Any], *arguments: Any, hint: str = "", none: str = ""
+    name: str, function: Callable[..., Any], *arguments: Any, hint: str = "", about_none: str = ""
 ) -> Any:
     """The shapes of a function's result.
 
@@ -159,7 +159,7 @@ def traced(
       function: the function to trace.
       arguments: arrays or shapes.
       hint: what the function may look up; ends the message if it looks up something else.
-      none: which argument is None, and why; for messages about a None.
+      about_none: which argument is None, and why; for messages about a None.
 
     Raises:
       ValueError, TypeError: names the function, and says what is wrong with it.
@@ -175,7 +175,7 @@ def traced(
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         kind = type(error) if type(error) in (TypeError, ValueError) else ValueError
-        about = none if "NoneType" in message else ""
+        about = about_none if "NoneType" in message else ""
         raise kind(f"{name} does not fit what it is given{about}: {message}") from error
 
 

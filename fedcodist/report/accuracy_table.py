@@ -88,11 +88,11 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
     up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
     epsilons = (epsilon_of(run.summary) for run in method.runs)  # an unfinished run has no summary
-    epsilon = largest(epsilons)
+    epsilon = largest_epsilon(epsilons)
     return Row(method.label, model, accuracy, up, down, rounds, epsilon)
 
 
-def largest(epsilons: Iterable[float | None]) -> float | None:
+def largest_epsilon(epsilons: Iterable[float | None]) -> float | None:
     """The largest epsilon of several runs; None if none of them is private."""
     return max((each for each in epsilons if each is not None), default=None)
 

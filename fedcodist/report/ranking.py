@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
 from fedcodist.core.metric_kinds import is_share, lower_is_better
-from fedcodist.report.accuracy_table import epsilon_of, largest
+from fedcodist.report.accuracy_table import epsilon_of, largest_epsilon
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
 from fedcodist.report.intervals import student_half_width
@@ -247,7 +247,7 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
         server_flops=mean(entry.server_flops for entry in entries),
         seconds=sum(entry.seconds for entry in entries),
         seconds_per_round=sum(entry.seconds_per_round for entry in entries),
-        epsilon=largest(entry.epsilon for entry in entries),
+        epsilon=largest_epsilon(entry.epsilon for entry in entries),
     )
 
 
