@@ -48,8 +48,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def compile_quickly():
-    """For programs that run for milliseconds and compile for seconds."""
+    """For programs that run for milliseconds and compile for seconds.
+
+    `run_experiment` then uses one device: programs for several take a quarter longer to compile.
+    """
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
+        yield
     jax.config.update("jax_disable_most_optimizations", before)

@@ -4,10 +4,11 @@ r"""Why was our large model, alone on 4,700 images, eight points worse than the 
 
 Each run is FedAvg of the large model with one change: smaller or larger learning rates, the 32x32
 network, or more images. A run is "setting,value", or "rates,client's,server's". Where pseudo-gradients
-are small compared with Adam's epsilon of 1e-5, the server is close to SGD with momentum. 500 rounds show
-where the accuracy of each run levels off. About half of the
-difference was missing dropout (cifar100_regularisation.py), and the rest the size of the images
-(cifar100_preprocessing.py); see docs/results/codistillation.md.
+are small compared with Adam's epsilon of 1e-5, the server is close to SGD with momentum. 500 rounds are
+a third of Table 1's, so the runs compare settings but decide no accuracy. About half of the difference
+was missing dropout (cifar100_regularisation.py), and the rest FedJAX's preprocessing: images of 32x32,
+and one crop and flip per batch (cifar100_preprocessing.py). These two have not been separated; see
+docs/results/codistillation.md.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_large_model.py \
         --workdir runs/cifar100_large_model

@@ -16,7 +16,7 @@ It does: "32,per_batch" has 31.2 %. So the methods are to be run on these images
 "32,per_batch,merged_codistillation" have both models and in-domain images. Does the small model gain
 from a teacher that is nearer to the paper's? They have the settings of distillation with which
 PeriodicCodist lifts Table 1's large model. An interval decides as for Table 1's cells. On two cores
-PeriodicCodist takes about 100 minutes, and MergedCodist six hours; they are meant for a GPU.
+PeriodicCodist takes more than two hours, and MergedCodist six; they are meant for a GPU.
 
 For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.1 points. The large
 model has 32.7 and 31.2 %, +1.5 +- 1.5.

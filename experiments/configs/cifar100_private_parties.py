@@ -2,8 +2,9 @@ r"""FedMD under user-level differential privacy: CIFAR-10 public, six classes of
 
 A hundred parties have three images of each of the six classes, no image twice, and two architectures of
 FedMD's table 1 with an eighth of the widths. A run is `local_only`, in which parties train alone, or
-fed_md and its epsilon at delta = 1e-5: 2, 8 or inf, which clips and adds no noise. Settings are those of
-`digits_private_parties`, where they were chosen, and of `cifar_fed_md_small`.
+fed_md and its epsilon at delta = 1e-5: 2, 8 or inf, which clips and adds no noise. Clip, digest and
+alignment set are those of `digits_private_parties`, where they were chosen. The rest is that of
+`cifar_fed_md_small`, with half of the public images and epochs and 100 private epochs.
 
     python -m fedcodist.commands.compare --config experiments/configs/cifar100_private_parties.py \
         --workdir runs/cifar100_private_parties

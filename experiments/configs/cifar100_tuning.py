@@ -10,6 +10,9 @@ clients, the mean of both models. The first trial has the settings that Table 1 
 rates have studies in cifar100_regularisation.py, one for each model, since its two models do not depend
 on each other.
 
+Ours were made on a GPU, with trials at once in bfloat16; docs/results/tuning.md has the commands. Table
+1 is in float32.
+
 The rule was fixed before the studies: Table 1 takes the best trial of each, for all of the method's
 cells. The space is the paper's (appendix F), narrowed to about a factor of ten around usual values,
 since there are 32 trials and not 1,024.

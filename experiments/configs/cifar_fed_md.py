@@ -6,11 +6,12 @@ the released code's, and `,table_2,half` has them with half of the widths. With 
 same rounds have no digest. Two more endings follow `,table_2,half`: `,digest_4` has four epochs of the
 digest in place of one, and `,low_weights` has half of the weight for models 0 and 9, whose weights are
 lower in the paper too. It does not say by how much. Both ask how far the parties' gain depends on this
-choice; one seed, about ten minutes each after the public training. Settings are the released code's,
-with two differences. Public training stops early by held-out public images, and the other training
-before the rounds has all its epochs; the code stops all of it early by test data. Images are those of
-`train` in the prepared folders; docs/results/fed_md.md has their numbers and our results. The paper's
-bounds with all examples in one place are 56.5 % and 82.6 %.
+choice; one seed. After the public training a quarter of an hour each on two cores, and with four epochs
+of the digest more than half an hour. Settings are the released code's, with two differences. Public
+training stops early by held-out public images, and the other training before the rounds has all its
+epochs; the code stops all of it early by test data. Images are those of `train` in the prepared folders;
+docs/results/fed_md.md has their numbers and our results. The paper's bounds with all examples in one
+place are 56.5 % and 82.6 %.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md.py \
         --only "*,scaled" --workdir runs/cifar_fed_md
@@ -79,8 +80,6 @@ def get_config(run: str = "non_iid") -> ConfigDict:
     if is_varied:
         config.algorithm.update(VARIANTS[kinds[-1]])
     config.phases = defaults.phases(
-        # Checkpoints are as often as evaluations: an epoch of the paper's networks takes a CPU of two
-        # cores 20 minutes and more.
         centralised_bound="alone" not in kinds and not is_varied,
         cache="data/pretraining",  # both private experiments share the training on CIFAR-10
     )

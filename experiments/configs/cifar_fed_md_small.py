@@ -1,10 +1,10 @@
 r"""FedMD with CIFAR-10 public and CIFAR-100 private at a size for a CPU; tests of the paper's remarks.
 
 The ten networks have an eighth of the widths. There are 2,000 public images, with superclasses half of
-the private images, and less training before the rounds. Comments have the values of cifar_fed_md.py
-where they differ. Accuracies are far below the paper's, so only differences between runs, paired by
-seed, can be compared. Seeds differ in initial weights, batches and alignment sets, but not in the
-division of the images.
+the private images, and less training before the rounds. Most comments have the values of cifar_fed_md.py
+or of the paper where they differ. Of the recorded runs, those with one change have three seeds.
+Accuracies are far below the paper's, so only differences between runs, paired by seed, can be compared.
+Seeds differ in initial weights, batches and alignment sets, but not in the division of the images.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar_fed_md_small.py \
         --workdir runs/cifar_fed_md_small

@@ -1,4 +1,4 @@
-r"""FedKD on MIND at its paper's length (Wu et al., 2022, table 2): for accelerators.
+r"""FedKD on MIND with as many epochs as its paper (Wu et al., 2022, table 2): for accelerators.
 
     python datasets/mind/prepare.py --source MINDsmall_train --evaluation MINDsmall_dev \
         --vocabulary vocab.txt --output data/mind
@@ -6,15 +6,18 @@ r"""FedKD on MIND at its paper's length (Wu et al., 2022, table 2): for accelera
         --workdir runs/mind_fed_kd --metric auc --config.data.encoder=model.safetensors
 
 Published weights and vocabulary of BERT-base, uncased, replace UniLM's, so only orderings can be
-compared with the paper, not numbers. Readers are dealt into four equal parts. The teacher is the encoder
-of twelve layers; students have its first four or two. Embedding tables are not trained.
+compared with the paper, not numbers. The paper has the full MIND, with many more readers; its files have
+the same format, so they can be given above in place of MINDsmall. Readers are dealt into four equal
+parts. The teacher is the encoder of twelve layers; students have its first four or two. Embedding tables
+are not trained.
 
 - `fed_avg,teacher`, `fed_avg,4` and `fed_avg,2` average one network.
 - `fed_kd,4` and `fed_kd,2`; the teachers of `fed_kd,4,no_mutual` are the paper's "Local".
 - `fed_dropout` trains 60 % of the teacher's network.
 
 Learning rates, batches, thresholds, the three rounds of one epoch each and all other settings are the
-paper's. FetchSGD is left out, since the paper does not state its rounds.
+paper's. FetchSGD is left out, since the paper does not state its rounds, and so are "Cen" and the three
+distilled encoders of its table.
 """
 
 from ml_collections import ConfigDict, config_dict

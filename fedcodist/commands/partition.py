@@ -82,8 +82,9 @@ def _description(data: FederatedData, column: str | None) -> str:
     ]
     if column not in (None, *data.columns):
         raise ValueError(f"--column must be one of {sorted(data.columns)}, got {column!r}.")
-    # A column of that name may hold something else, such as a label for each candidate.
-    if column is not None or (LABEL in data.columns and data.columns[LABEL].ndim == 1):
+    # A column of that name may hold something else, such as a label for each candidate or a number.
+    label = data.columns.get(LABEL)
+    if column is not None or (label is not None and label.ndim == 1 and label.dtype.kind in "biu"):
         labels, counts = label_counts(data, column or LABEL)
         lines += [
             f"labels               {len(labels):,}",

@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not command_line.is_mistake(error):
             raise
         return command_line.refuse(error)
-    config = {name: str(value) for name, value in vars(settings).items() if name != "output"}
+    # A folder may be written in another way, or have been moved, when the run is started again.
+    folders = ("output", "workdir")
+    config = {name: str(value) for name, value in vars(settings).items() if name not in folders}
     try:
         outcome = run_experiment(
             experiment, settings.workdir, config={"name": "pretrain_encoder", **config}

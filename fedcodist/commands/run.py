@@ -123,6 +123,7 @@ def _run(workdir: Path) -> int:
     from fedcodist.config.phases import check_phases, run_phases
     from fedcodist.config.referenced_code import described_references
     from fedcodist.config.registry import run_title
+    from fedcodist.run.callbacks import check_callbacks
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.divergence import TrainingDiverged
     from fedcodist.run.experiment import check_experiment, run_experiment
@@ -134,7 +135,7 @@ def _run(workdir: Path) -> int:
     is_first = jax.process_index() == 0
     command_line.show_warnings(is_first)
     try:
-        if _PROFILE.value is not None:
+        if _PROFILE.value is not None and is_first:
             check_folder(_PROFILE.value)
         loggers = config.get("loggers") if _LOGGERS.value is None else _LOGGERS.value
         callbacks = loggers_of(loggers, workdir) if is_first else []
@@ -148,6 +149,7 @@ def _run(workdir: Path) -> int:
             experiment = build_experiment(config, data)
             check_experiment(experiment)
             callbacks += checked_callbacks(config.get("callbacks") or {}, experiment)
+            check_callbacks(callbacks, experiment)
             if config.get("phases") is not None:
                 check_phases(config, data)
         for note in experiment.algorithm.notes if is_first else ():

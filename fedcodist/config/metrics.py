@@ -18,8 +18,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.models.multi_headed import HeadedOutputs, main_logits
-from fedcodist.run.client_metrics import OVER_CLIENTS
-from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
+from fedcodist.run.metrics_lines import check_metric_name
 
 Measure = metrics_lib.Statistic | SummedMetric
 METRICS: dict[str, Measure] = {
@@ -32,9 +31,6 @@ METRICS: dict[str, Measure] = {
     "macro_f_score": metrics_lib.macro_f_score(),
     "average_precision": metrics_lib.average_precision(),
 }
-# Of derived metrics, and what else metrics lines have.
-_SUFFIXES = ("_per_client", "_per_label", "_mean", *OVER_CLIENTS)
-_TAKEN = ("loss", "clients", "epsilon", *WHAT_IS_MEASURED)
 
 
 def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> FederatedAlgorithm:
@@ -85,10 +81,7 @@ def with_metrics(algorithm: FederatedAlgorithm, metrics: Mapping[str, str]) -> F
 
 
 def _chosen(name: str, reference: str) -> Measure:
-    if name.endswith(_SUFFIXES):
-        raise ValueError(f"metrics.{name} must have a name that ends in none of {_SUFFIXES}.")
-    if name in _TAKEN or "/" in name:
-        raise ValueError(f"metrics.{name} must have a name without '/' that is none of {_TAKEN}.")
+    check_metric_name(f"metrics.{name}", name)
     return choice_or_reference(f"metrics.{name}", reference, METRICS)
 
 

@@ -15,9 +15,9 @@ _OF_RESULTS = re.compile(
     r"data\.(name|preprocess|evaluation_preprocess|partition\.name)"
     r"|algorithm\.(name|divergence|server_model|optimizer|distillation_optimizer)"
     r"|training\.(method|client_optimizer|server_optimizer|server_schedule|fed_kd\.teacher)"
-    r"|pools\.\w+\.model"
-    r"|parties\.networks(\[\d+\])?|metrics\.\w+"
-    r"|(callbacks|schedules)\.\w+\.name"
+    r"|pools\.[^.]+\.model"
+    r"|parties\.networks(\[\d+\])?|metrics\.[^.]+"
+    r"|(callbacks|schedules)\.[^.]+\.name"
 )
 
 

@@ -30,14 +30,17 @@ class ClientStates(NamedTuple):
 
 def device_client_states(definitions: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
     """Every client's initial state: pool -> leaves [seeds, pool, ...], to be moved to the device."""
+
+    def of_all(leaf: Any, clients: int) -> np.ndarray:
+        # The dtype that the device holds: a Python number is one of 64 bits on the host.
+        array = np.asarray(leaf, jax.dtypes.canonicalize_dtype(jnp.result_type(leaf)))
+        return np.broadcast_to(array, (seeds, clients, *array.shape))
+
     return {
         pool: jax.tree.map(
-            lambda leaf, pool=pool: np.broadcast_to(
-                leaf, (seeds, len(definitions[pool].clients), *jnp.shape(leaf))
-            ),
-            definitions[pool].first,
+            lambda leaf, count=len(states.clients): of_all(leaf, count), states.first
         )
-        for pool in definitions
+        for pool, states in definitions.items()
     }
 
 

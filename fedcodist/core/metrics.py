@@ -54,10 +54,18 @@ def of_one_logit(statistic: Statistic, threshold: float = 0.0) -> Statistic: ...
 def of_one_logit(statistic: Any, threshold: float = 0.0) -> Any:
     """Makes a statistic of two classes, such as `accuracy()`, accept one output per example.
 
-    A `SummedMetric`, such as `average_precision()`, becomes another one. Label 1 is predicted if the
-    output, [batch, 1] or [batch], is above the threshold: 0 for a logit, 0.5 for a probability.
+    A `SummedMetric` becomes another one. Label 1 is predicted if the output, [batch, 1] or [batch], is
+    above the threshold: 0 for a logit, 0.5 for a probability.
+
+    Raises:
+      ValueError: names the threshold, if it is not 0 for a `SummedMetric`: `average_precision()` ranks
+        by the logarithm of the odds, which a probability is not.
     """
     if isinstance(statistic, SummedMetric):
+        if threshold != 0:
+            raise ValueError(
+                f"threshold must be 0 for a SummedMetric, whose outputs are logits, got {threshold!r}."
+            )
         return statistic._replace(sums=of_one_logit(statistic.sums, threshold))
 
     def of_two(outputs: jax.Array, batch: Batch) -> Any:
@@ -144,6 +152,8 @@ def macro_f_score(label: str = "label") -> SummedMetric:
     """
 
     def sums(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        if outputs.ndim != 2:
+            raise WrongShape(f"outputs must be [batch, classes], got {list(outputs.shape)}")
         classes = jnp.arange(outputs.shape[-1])
         predicted = predicted_label(outputs)[..., None] == classes
         actual = _labels(outputs, batch, label)[..., None] == classes

@@ -16,7 +16,8 @@ def permuted_positions(
 
     A Feistel network with cycle walking (Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains).
     The permutation exists only as a function, so twenty examples of a hundred million cost twenty
-    evaluations.
+    evaluations. It is for orders of examples: in sets of 5 to 8 elements some subsets of the first
+    places are a quarter more likely than others. Where subsets matter, take `jax.random.permutation`.
 
     Args:
       key: the permutation's key.

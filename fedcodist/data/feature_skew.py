@@ -88,7 +88,8 @@ def feature_rotation(
             f"got {rotations}"
         )
     step = 2 if rotations == 2 else 1
-    dealt = np.random.default_rng(seed).permutation(data.num_clients)
+    # Not the permutation of `capacity_pools` with the same seed: a pool would be of some rotations only.
+    dealt = np.random.default_rng([seed, *b"rotations"]).permutation(data.num_clients)
     changed = np.array(images)
     for place, index in enumerate(dealt):
         turns = place % rotations * step

@@ -21,7 +21,8 @@ def from_torchvision(dataset: Any) -> dict[str, np.ndarray]:
 
     Returns:
       `image` `[examples, height, width, channels]` of the data set's dtype, mostly uint8, and `label`
-      int32 `[examples]`. Images with channels first are transposed.
+      int32 `[examples]`. Images with channels first are transposed. Where the first axis and the last
+      could both be channels, the last one is taken for them.
 
     Raises:
       TypeError, ValueError: an object that is neither, or whose images or labels are not of that form;

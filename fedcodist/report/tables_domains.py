@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcodist.config.command_line import Parser
-from fedcodist.config.data_text import TEXT, TextData, load_text, text_model
+from fedcodist.config.data_text import TEXT, TEXT_MODELS, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.core.metric_kinds import decimal
 from fedcodist.report.runs import Run, Series, load_run
@@ -241,7 +241,8 @@ def samples(
     """Yields text: the beginning of a sentence of a domain, and how every model continues it.
 
     Beginnings are the first `words` words of sentences at equal distances in the split. Models write the
-    most probable tokens. Runs with another vocabulary than the first run's are left out.
+    most probable tokens. Runs with another vocabulary than the first run's are left out, and so are
+    networks of one's own.
     """
     first = runs[0].config
     data = _text_of(first)
@@ -261,6 +262,8 @@ def samples(
         if text.vocabulary != data.text.vocabulary:
             continue
         for pool, settings in run.config["pools"].items():
+            if settings["model"] not in TEXT_MODELS:
+                continue
             path = run.folder / f"{pool}_seed{run.config['seed']}.safetensors"
             model, variables = text_model(settings["model"], text), load_model(path)
             write = jax.jit(
@@ -270,6 +273,8 @@ def samples(
             )
             tokens = np.asarray(write(variables, np.stack(prompts).astype(np.int32)))
             written.append((f"{name}, {pool}", tokens[:, words + 1 :]))
+    if not written:
+        return
     decode = lambda tokens: " ".join(data.text.vocabulary.decode(tokens))
     width = max(len(name) for name, _ in written)
     for index, (domain, row) in enumerate(rows):

@@ -40,10 +40,12 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
+    _check_no_keys("algorithm.init must return", state)
     selection = check_selection(algorithm, data)
     client_states = {
         pool: _client_states(algorithm, pool, selection) for pool in algorithm.client_states
     }
+    _check_no_keys("algorithm.client_states must hold", client_states)
     hyper = jax.tree.map(hyper_shape, algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, client_states, Round(integer, key, inputs), hyper)
@@ -60,6 +62,17 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
         where = f"algorithm.predictors[{name!r}].variables"
         check_variables(where, traced(where, predictor.variables, state))
     return of_round(algorithm.round, filled)
+
+
+def _check_no_keys(must: str, tree: PyTree) -> None:
+    """Raises TypeError for a typed key, which a checkpoint cannot hold."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"{must} arrays that a checkpoint can hold, got a key at "
+                f"{jax.tree_util.keystr(path)}: keep jax.random.key_data of it, and make it a key again "
+                "with jax.random.wrap_key_data."
+            )
 
 
 def check_selection(algorithm: Any, data: Any) -> Selection:

@@ -95,6 +95,16 @@ def load_checkpoint(folder: Path, like: PyTree, of_round: int | None = None) -> 
     return None
 
 
+def newest_beyond(folder: Path, rounds: int) -> int | None:
+    """The round of the newest whole checkpoint of more than so many rounds; None if there is none."""
+    for round, path in reversed(_by_round(folder)):
+        if round > rounds:
+            saved = _content(path)
+            if saved is not None and saved["round"] == round:
+                return round
+    return None
+
+
 def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
     """Moves damaged checkpoints, which `load_checkpoint` has skipped, to the folder 'damaged'.
 

@@ -63,7 +63,7 @@ def check_settings(experiment: Any) -> int:
                 f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
                 f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
             )
-    _check_names_of_splits(experiment)
+    _check_splits(experiment)
     # Clients may be evaluated on their own examples alone.
     if not (experiment.splits or experiment.client_splits or experiment.final_client_splits):
         raise ValueError("splits must name at least one split to evaluate, got none.")
@@ -127,7 +127,8 @@ def check_storable(name: str, value: Any) -> None:
         ) from None
 
 
-def _check_names_of_splits(experiment: Any) -> None:
+def _check_splits(experiment: Any) -> None:
+    """Raises ValueError for a name that metrics lines do not allow, or a split without examples."""
     for argument in ("splits", "final_splits", "client_splits", "final_client_splits"):
         names = getattr(experiment, argument)
         check_names(argument, names)
@@ -136,3 +137,9 @@ def _check_names_of_splits(experiment: Any) -> None:
                 f"{argument} must have other names than {TRAINING!r}, which is in the metrics lines of "
                 "training."
             )
+    for argument in ("splits", "final_splits"):
+        for name, data in getattr(experiment, argument).items():
+            if not data.num_examples:
+                raise ValueError(
+                    f"{argument}[{name!r}] must have an example to evaluate, it has none."
+                )

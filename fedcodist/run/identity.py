@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +49,7 @@ _PARTS = (
     "personal_models",
     "data_set_sizes",
 )
-_LIBRARIES = {"fedcodist", "experiments", *sys.stdlib_module_names}
+_LIBRARIES = {"fedcodist", *sys.stdlib_module_names}
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
 
 
@@ -363,6 +364,9 @@ def _is_library(named: Any) -> bool:
     if package in _LIBRARIES:
         return package != "__main__"
     file = getattr(sys.modules.get(package), "__file__", None) or ""
+    if package == "experiments":
+        # The one beside the library. Others call a package of their own so.
+        return Path(file).parent.parent == Path(__file__).parents[2]
     return "site-packages" in file or "dist-packages" in file
 
 

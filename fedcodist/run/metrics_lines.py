@@ -6,14 +6,30 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.model import Variables, parameter_count
-from fedcodist.run.client_metrics import spread
+from fedcodist.run.client_metrics import OVER_CLIENTS, spread
 
 Record = dict[str, Any]
 # The keys of a metrics line that are not metrics.
 WHAT_IS_MEASURED = ("round", "model", "split", "seed")
+# Names that no metric may have: what lines have beside metrics, and endings of derived metrics.
+_TAKEN = ("clients", "epsilon", *WHAT_IS_MEASURED)
+_ENDINGS = ("_per_client", "_per_label", "_mean", *OVER_CLIENTS)
 TRAINING = "clients"  # the split of training's metrics lines
 # Metrics of a round: whether a pool's updates are finite, and whether its model after the round is.
 FINITE = ("finite", "finite_model")
+
+
+def check_metric_name(where: str, name: str) -> None:
+    """Raises ValueError if metrics lines have the name for something else.
+
+    Args:
+      where: what the message names.
+      name: a metric's.
+    """
+    if name.endswith(_ENDINGS):
+        raise ValueError(f"{where} must have a name that ends in none of {_ENDINGS}.")
+    if name in _TAKEN or "/" in name:
+        raise ValueError(f"{where} must have a name without '/' that is none of {_TAKEN}.")
 
 
 def evaluation_records(

@@ -16,6 +16,7 @@ from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import Filled
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
+from fedcodist.run.metrics_lines import check_metric_name
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
@@ -35,6 +36,9 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
     algorithm = experiment.algorithm
     state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
     predictors = dict(_predictors(algorithm, state))
+    for name, (predictor, _) in predictors.items():
+        for metric in predictor.model.metrics:
+            check_metric_name(f"metrics[{metric!r}] of model {name!r}", metric)
     _check_evaluation(experiment, predictors)
     _warn_of_other_images(experiment)
     _check_statistics(experiment.data, filled)

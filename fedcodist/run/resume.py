@@ -85,11 +85,6 @@ def start_or_resume(
                 )
             folder.keep_metrics(0)
         return Trained(state, replicate(client_states, mesh)), 0, notes
-    if saved.round > experiment.rounds:
-        raise RunFolderError(
-            f"run folder {folder.path} has a checkpoint of round {saved.round}, beyond "
-            f"rounds={experiment.rounds}. Use another --workdir."
-        )
     if saved.round < experiment.rounds and "stopped" not in saved.notes:
         folder.remove_summary()
     folder.keep_metrics(saved.notes["metrics_length"])

@@ -15,6 +15,7 @@ from typing import IO, Any
 import jax
 
 from fedcodist.core.files import write_atomically
+from fedcodist.run.checkpoint import newest_beyond
 from fedcodist.run.commit import running_commit
 from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder
 from fedcodist.run.identity import Identity, first_difference
@@ -90,6 +91,8 @@ class RunFolder:
                         path = self.path / "environment.json"
                         raise RunFolderError(f"cannot read {path}: no {part}.")
             self._check_same_run(config, identity, first.get("identity"))
+            if identity is not None:
+                self._check_not_longer(identity.content["rounds"])
             if first and not change_plan:
                 self._check_same_plan(plan, first)
             if identity is not None and identity.is_longer(first.get("identity", {})):
@@ -123,6 +126,14 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {self.path} belongs to another config: {difference}. "
                 "Use another --workdir, or the same settings."
+            )
+
+    def _check_not_longer(self, rounds: int) -> None:
+        """Raises RunFolderError if the run was already trained for longer; nothing is written yet."""
+        if newest := newest_beyond(self.checkpoints, rounds):
+            raise RunFolderError(
+                f"run folder {self.path} has a checkpoint of round {newest}, beyond rounds={rounds}. "
+                "Use another --workdir."
             )
 
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
@@ -274,7 +285,8 @@ def _machine(environment: Any) -> dict[str, Any]:
         versions = environment.get("versions")
         jaxlib = versions.get("jaxlib") if isinstance(versions, dict) else None
         values = {"x64": environment.get("x64"), "jaxlib": jaxlib}
-        values["device"] = environment.get("device")
+        for name in ("device", "matmul_precision", "prng"):
+            values[name] = environment.get(name)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -292,6 +304,8 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": running_commit(),
         "device": jax.devices()[0].device_kind,
+        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
+        "prng": str(jax.config.jax_default_prng_impl),
         "x64": jax.dtypes.canonicalize_dtype("float64") == "float64",
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -113,11 +113,13 @@ def _discounted(
 
 def _places(scores: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[first, last) of the places, from 0 for the best, that candidates with the same score share."""
-    falling = jnp.where(labels >= 0, -scores, jnp.inf)  # padding after all others
+    is_real = labels >= 0
+    falling = jnp.where(is_real, -scores, jnp.inf)  # padding after all others
 
-    def of_example(falling: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_example(falling: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
         ordered = jnp.sort(falling)
-        find = lambda side: jnp.searchsorted(ordered, falling, side=side)
+        # A score of minus infinity is sorted among the padding, but shares no place with it.
+        find = lambda side: jnp.minimum(jnp.searchsorted(ordered, falling, side=side), count)
         return find("left"), find("right")
 
-    return jax.vmap(of_example)(falling)
+    return jax.vmap(of_example)(falling, jnp.sum(is_real, axis=-1))

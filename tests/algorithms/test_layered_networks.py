@@ -59,13 +59,6 @@ TRAINING = LocalTraining(optax.sgd, batch_size=3, epochs=2)
 STEP_TRAINING = StepTraining(optax.sgd, batch_size=3, steps=2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
-        yield
-
-
 def network(hidden, layered=True):
     module, example = MLP(hidden=(hidden,), classes=CLASSES), jnp.zeros((1, FEATURES))
     return (

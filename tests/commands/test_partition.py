@@ -45,6 +45,12 @@ def test_labels_of_candidates_are_left_out():
         partition._description(data, "label")
 
 
+def test_numbers_to_predict_are_no_labels():
+    columns = {"label": np.array([0.5, 1.5, -2.0, 0.0], np.float32)}
+    data = FederatedData.from_arrays(columns, offsets=[0, 2, 4])
+    assert "labels" not in partition._description(data, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

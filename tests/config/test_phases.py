@@ -53,13 +53,6 @@ def small_config(**changes):
     return config
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.run.programs.all_devices", lambda: None)
-        yield
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """(run folder, start, outcome) of the small experiment."""

@@ -107,7 +107,11 @@ def test_references_that_results_depend_on(beside):
         dict(
             name="referenced:seven",  # a name is no reference
             data=dict(name="referenced:seven", folder="referenced:seven"),
-            pools=dict(main=dict(model="referenced:seven"), other=dict(model="digits_small")),
+            pools={
+                "main": dict(model="referenced:seven"),
+                "with-dash": dict(model="referenced:seven"),
+                "other": dict(model="digits_small"),
+            },
             parties=dict(networks=("digits_small", "referenced:Outer")),
             metrics=dict(mine="referenced:fails"),
             training=dict(
@@ -131,6 +135,7 @@ def test_references_that_results_depend_on(beside):
         "metrics.mine",
         "parties.networks[1]",
         "pools.main.model",
+        "pools.with-dash.model",
         "training.client_optimizer",
         "training.server_optimizer",
         "training.server_schedule",

@@ -63,9 +63,12 @@ def remembering_method() -> FederatedMethod:
     )
 
 
-def experiment(source, rounds=6, seeds=2) -> Experiment:
+def experiment(source, rounds=6, seeds=2, first=None) -> Experiment:
     federated = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
-    pools = {name: Pool(remembering_method(), *pool) for name, pool in POOLS.items()}
+    method = remembering_method()
+    if first is not None:
+        method = method._replace(init_client_state=lambda: first)
+    pools = {name: Pool(method, *pool) for name, pool in POOLS.items()}
     return Experiment(
         algorithm=independent_pools(pools, COLUMNS),
         data=source(federated, {}),
@@ -129,6 +132,20 @@ def test_a_resumed_run_remembers_what_its_clients_knew(source, tmp_path):
     resumed = run_experiment(experiment(source), tmp_path, show_progress=False)
     for name in POOLS:
         np.testing.assert_array_equal(weights(resumed)[name], weights(whole)[name])
+
+
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_numbers_of_64_bits_are_resumed(source, tmp_path):
+    """The device holds them in 32 bits, and so does the checkpoint."""
+    first = {"visits": 0.0, "seen": np.full(2, 3.0)}
+    trained = [
+        run_experiment(experiment(source, rounds, first=first), tmp_path, show_progress=False)
+        for rounds in (2, 6)
+    ]
+    assert [outcome.summary["rounds"] for outcome in trained] == [2, 6]
+    whole = run_experiment(experiment(source), show_progress=False)
+    for name in POOLS:
+        np.testing.assert_array_equal(weights(trained[1])[name], weights(whole)[name])
 
 
 FIRST = {"count": np.int32(7), "vector": np.arange(3, dtype=np.float32)}

@@ -200,3 +200,6 @@ def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
     for metric in (average_precision(), macro_f_score()):
         found = of_one_logit(metric).sums(logits, {"label": labels})
         jax.tree.map(np.testing.assert_array_equal, found, metric.sums(two, {"label": labels}))
+        # A probability is not the logarithm of odds, by which average precision ranks.
+        with pytest.raises(ValueError, match=r"^threshold must be 0 for a SummedMetric.* got 0\.5"):
+            of_one_logit(metric, threshold=0.5)

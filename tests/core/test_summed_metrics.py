@@ -202,3 +202,8 @@ def test_wrong_shapes_are_one_line(metric, message):
     with pytest.raises(ValueError, match=rf"^metrics\['mine'\]'s {message}") as error:
         checked_statistic("mine", metric, jnp.asarray(logits), {"label": jnp.asarray(labels)})
     assert "\n" not in str(error.value)
+
+
+def test_outputs_of_several_positions_have_no_macro_f_score():
+    with pytest.raises(ValueError, match=r"outputs must be \[batch, classes\], got \[2, 3, 4\]"):
+        macro_f_score().sums(jnp.zeros((2, 3, 4)), {"label": jnp.zeros((2, 3), jnp.int32)})

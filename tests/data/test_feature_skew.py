@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.data import FederatedData, feature_noise, feature_rotation
+from fedcodist.data.partition import capacity_pools
 
 
 def clients_of(images, count=4):
@@ -69,6 +70,18 @@ def test_groups_of_rotations_are_drawn():
     data = clients_of(np.random.default_rng(0).integers(0, 256, (40, 3, 3, 1), np.uint8), 40)
     drawn = {feature_rotation(data, 4, seed).columns["image"].tobytes() for seed in range(5)}
     assert len(drawn) == 5
+
+
+def test_rotations_do_not_depend_on_a_pool_of_the_same_seed():
+    """Of 20 clients, 5 have each rotation. A pool of two has any of the four."""
+    upright = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
+    data = clients_of(np.repeat(upright, 20, axis=0), 20)
+    found = set()
+    for seed in range(40):
+        images = feature_rotation(data, 4, seed).columns["image"]
+        large = capacity_pools(20, 0.1, seed)["large"]
+        found |= {images[data.offsets[client]].tobytes() for client in large}
+    assert len(found) == 4
 
 
 WIDE = clients_of(greys(shape=(8, 4, 5, 1)))

@@ -269,6 +269,7 @@ FILES = {
         "'half'",
     ],
     "config.pools.small.teaching.strength = 1": ["strength"],
+    "config.loggers = ('watch:make',)": ["callbacks must be functions of records", "step"],
     "config.pools.small.unlock(": ["never closed", "config"],
     "import a_library_that_is_not_there": ["a_library_that_is_not_there"],
     "config.rounds = 1 / 0": ["division by zero"],
@@ -325,6 +326,8 @@ def answers(environment, tmp_path_factory):
     """The answers to all cases above, and the folder that no case may create."""
     folder = tmp_path_factory.mktemp("bad")
     cases = {}
+    # A logger that no run can call.
+    (folder / "watch.py").write_text("def make(folder): return lambda records, step: None")
     for setting in SETTINGS:
         cases[setting] = [CONFIG, f"--workdir={folder / 'run'}", f"--config.{setting}"]
     for arguments in ARGUMENTS:

@@ -96,7 +96,6 @@ def test_types_stay_from_the_first_round_on(module, run):
     ],
 )
 def test_each_program_compiles_once(module, run, monkeypatch):
-    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     kept = []
     build = programs.build_programs
 
@@ -151,7 +150,6 @@ def lower_programs(monkeypatch, platforms, experiment):
             },
         )
 
-    monkeypatch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
     monkeypatch.setattr("fedcodist.run.experiment.build_programs", build)
     run_experiment(experiment, show_progress=False)
     return names

@@ -230,6 +230,12 @@ WRONG = {
         lambda: make_algorithm()._replace(init={"main": 0.0}),
         r"algorithm.init does not fit what it is given: 'dict' object is not callable",
     ),
+    "init gives a key": (
+        lambda: make_algorithm()._replace(
+            init=lambda key: {**make_algorithm().init(key), "draws": key}
+        ),
+        r"init must return arrays that a checkpoint can hold, got a key at \['draws'\]: keep jax",
+    ),
     "init gives text": (
         lambda: make_algorithm()._replace(init=lambda key: {"main": "w"}),
         r"algorithm.init does not fit what it is given: ",

@@ -62,14 +62,13 @@ def experiment(rounds=5, source=resident_data, **settings):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_device_and_one_compilation():
+def one_compilation():
     cache, build = {}, programs.build_programs
 
     def build_once(algorithm, *settings):
         return cache.setdefault((algorithm.round, *settings), build(algorithm, *settings))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         patch.setattr("fedcodist.run.experiment.build_programs", build_once)
         yield
 
@@ -97,7 +96,7 @@ def same(left, right):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, one_device_and_one_compilation):
+def whole(tmp_path_factory, one_compilation):
     folder = tmp_path_factory.mktemp("whole")
     return run_experiment(experiment(), folder, **SETTINGS), folder
 

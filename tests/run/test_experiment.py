@@ -81,8 +81,8 @@ def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, *
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_device_and_one_compilation():
-    """Several devices have tests of their own; here the programs of one algorithm are shared."""
+def one_compilation():
+    """The programs of one algorithm are shared."""
     cache, build = {}, programs.build_programs
 
     def build_once(algorithm, *settings):
@@ -91,13 +91,12 @@ def one_device_and_one_compilation():
         return cache[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
         patch.setattr("fedcodist.run.experiment.build_programs", build_once)
         yield
 
 
 @pytest.fixture(scope="module")
-def outcome(one_device_and_one_compilation):
+def outcome(one_compilation):
     calls = []
     outcome = run_experiment(make_experiment(), callbacks=[calls.append, lambda records: None])
     return outcome, calls
@@ -217,6 +216,16 @@ def test_a_metric_that_is_undefined_for_all_clients_is_null():
             assert record["per_client"] == dict.fromkeys(
                 f"precision_{kind}" for kind in ("mean", "std", "min", "p10", "worst_tenth")
             )
+
+
+@pytest.mark.parametrize("name", ["round", "epsilon", "share_per_client", "a/b"])
+def test_a_metric_has_no_name_that_lines_have_for_something_else(name):
+    metrics = {name: lambda outputs, batch: (jnp.ones(len(outputs)), jnp.ones(len(outputs)))}
+    model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, FEATURES)), metrics=metrics)
+    pools = {"main": Pool(fed_avg(model, LocalTraining(optax.sgd)), np.arange(CLIENTS), 2)}
+    algorithm = independent_pools(pools, make_data().columns)
+    with pytest.raises(ValueError, match=rf"^metrics\['{name}'\] of model 'main' must have a name"):
+        run_experiment(make_experiment()._replace(algorithm=algorithm))
 
 
 def test_a_metric_that_some_rounds_lack_is_a_mean_of_the_others():

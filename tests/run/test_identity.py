@@ -1,10 +1,12 @@
 """The identity of a run: a hash of data, settings and functions, the same in every process."""
 
 import functools
+import importlib
 import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import flax.linen as nn
@@ -230,6 +232,21 @@ def test_functions_are_known_by_what_they_hold(case):
     assert " at 0x" not in json.dumps(described(one))
 
 
+def test_a_package_of_ones_own_may_be_called_experiments(monkeypatch, tmp_path):
+    def sgd(rate):
+        return optax.sgd(rate)
+
+    importlib.import_module("experiments")
+    sgd.__module__ = "experiments.optimizers"
+    assert identity._is_library(sgd)  # of the checkout
+    theirs = types.ModuleType("experiments")
+    theirs.__file__ = str(tmp_path / "experiments" / "__init__.py")
+    for file in (theirs.__file__, None):
+        theirs.__file__ = file
+        monkeypatch.setitem(sys.modules, "experiments", theirs)
+        assert not identity._is_library(sgd)
+
+
 def test_a_variable_of_the_module_that_code_reads(monkeypatch):
     uses_rate = lambda rate: optax.sgd(rate, RATE)
     before = described(uses_rate)
@@ -347,12 +364,14 @@ def test_a_run_that_grows_is_unfinished_until_it_ends(finished):
 
 
 def test_a_refused_start_leaves_a_finished_run_as_it_is(finished):
-    before = (finished / "summary.json").read_bytes()
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
     with pytest.raises(RunFolderError, match="another execution plan"):
         run_experiment(
             make_experiment(rounds=4), finished, plan={"processes": 7}, show_progress=False
         )
-    assert (finished / "summary.json").read_bytes() == before
+    with pytest.raises(RunFolderError, match="a checkpoint of round 2, beyond rounds=1"):
+        run(finished, rounds=1)
+    assert {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()} == before
 
 
 def test_more_rounds_of_a_finished_run(finished, tmp_path_factory):
@@ -468,7 +487,7 @@ def test_how_it_is_executed_is_the_plan(settings, message, finished):
     run_experiment(experiment, finished, change_plan=True, show_progress=False)
 
 
-@pytest.mark.parametrize("name", ["x64", "jaxlib", "device"])
+@pytest.mark.parametrize("name", ["x64", "jaxlib", "device", "matmul_precision", "prng"])
 def test_the_machine_belongs_to_the_plan(name, finished):
     environment = json.loads((finished / "environment.json").read_text())
     (environment["versions"] if name == "jaxlib" else environment)[name] = "another"
@@ -478,7 +497,8 @@ def test_the_machine_belongs_to_the_plan(name, finished):
     run_experiment(make_experiment(), finished, change_plan=True, show_progress=False)
     run(finished)
     # Of a folder that does not say so, nobody knows.
-    edited(finished, versions=None, device=None, x64=None, resumed=None)
+    unknown = dict.fromkeys(("versions", "device", "x64", "matmul_precision", "prng", "resumed"))
+    edited(finished, **unknown)
     run(finished)
 
 

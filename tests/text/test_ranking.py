@@ -101,6 +101,12 @@ def test_equal_scores_are_the_mean_over_all_orders():
         np.testing.assert_allclose(alike, over_orders, rtol=1e-6)
 
 
+def test_a_score_of_minus_infinity_shares_no_place_with_padding():
+    scores, labels = jnp.array([[-jnp.inf, 1.0, 0.0, 5.0]]), jnp.array([[1, 0, 0, -1]])
+    assert float(auc(scores, labels)[0]) == 0
+    assert float(reciprocal_rank(scores, labels)[0]) == pytest.approx(1 / 3)
+
+
 def test_impressions_of_one_kind_have_no_weight():
     labels = jnp.array([[1, 1, -1], [0, 0, 0], [-1, -1, -1], [0, 1, -1]])
     scores = jnp.array([[1.0, 2.0, 9.0]] * 4)

@@ -38,7 +38,7 @@ from fedcodist.report.tables_heads import Heads
 
 CIFAR, DIGITS = "cifar100_mhd", "digits_mhd_orderings"
 EXPERIMENTS = (DIGITS, CIFAR, BESIDE_FED_MD)
-ON_DIGITS = "Digits: all orderings at the paper's ratios"
+ON_DIGITS = "Digits: all orderings"
 # Table -> its rows' labels -> run.
 ROWS: dict[str, dict[str, str]] = {}
 with Path(__file__).with_name("rows.csv").open(encoding="utf-8", newline="") as file:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
@@ -28,7 +27,6 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import ClientModels, FederatedAlgorithm
-from fedcodist.core.shuffling import permuted_positions
 from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
 
 PyTree = Any
@@ -79,8 +77,10 @@ def fed_ensemble(
     def select(round: jax.Array, key: jax.Array) -> Selection:
         # Every K rounds the strata are drawn anew.
         shuffle = keys.derive(key, "strata", round // num_models)
-        order = permuted_positions(shuffle, jnp.arange(count), count)
-        strata = jnp.asarray(pool.clients)[order if num_models > 1 else np.arange(count)]
+        strata = jnp.asarray(pool.clients)
+        if num_models > 1:
+            # `permuted_positions` does not make all subsets of a few clients equally likely.
+            strata = jax.random.permutation(shuffle, strata)
         drawn = []
         for name, stratum in zip(groups, jnp.array_split(strata, num_models), strict=True):
             drawn.append(draw_cohort(stratum, size, name, round, key))

@@ -23,7 +23,6 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.model import Variables
-from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 MAIN, ENSEMBLE = "main", "ensemble"
@@ -88,8 +87,8 @@ def drawn_groups(
     cohort = draw_cohort(jnp.asarray(pool.clients), pool.cohort_size, name, round, key)
     if len(sizes) > 1:
         shuffle = keys.derive(key, "groups", round, *(() if name == MAIN else (name,)))
-        places = jnp.arange(pool.cohort_size)
-        cohort = cohort[permuted_positions(shuffle, places, pool.cohort_size)]
+        # `permuted_positions` does not make all subsets of a few clients equally likely.
+        cohort = jax.random.permutation(shuffle, cohort)
     return jnp.split(cohort, np.cumsum(sizes)[:-1].tolist())
 
 

@@ -85,6 +85,7 @@ def assemble(
     servers = servers or (lambda state: state)
 
     check_columns("columns", columns)
+    _check_names_of_models(pools)
     lengths = [num_rounds, *(pool.method.num_rounds for pool in pools.values())]
 
     def init(key: jax.Array) -> dict[str, PyTree]:
@@ -132,6 +133,20 @@ def assemble(
         privacy=private_cohorts(pools if drawn is None else drawn),
         num_rounds=min((length for length in lengths if length is not None), default=None),
     )
+
+
+def _check_names_of_models(pools: Mapping[str, Pool]) -> None:
+    """Raises ValueError if two models would have one name, and so one place in the results."""
+    pool_of: dict[str, str] = {}
+    for name, pool in pools.items():
+        for model in (name, *(f"{name}_{one}" for one in pool.method.personal_models)):
+            for called in (model, f"{model}{FINE_TUNED}"):
+                if called in pool_of:
+                    raise ValueError(
+                        f"pools must have names whose models differ in name: {called!r} is a model of "
+                        f"pool {pool_of[called]!r} and of pool {name!r}."
+                    )
+                pool_of[called] = name
 
 
 def _drawn(name: str, pool: Pool, round: jax.Array, key: jax.Array) -> jax.Array:

@@ -58,14 +58,6 @@ def examples(seed, clients) -> FederatedData:
 TRAIN, TEST = examples(0, CLIENTS), examples(1, 2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """One device: several compile for longer, and evaluation on them has other tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcodist.run.experiment.all_devices", lambda: None)
-        yield
-
-
 def method():
     hyper = FedKDHyper(0.1, 0.1)
     kd = fed_kd(TEACHER, STUDENT, TRAIN.columns, TRAINING, hyper=hyper)
@@ -217,3 +209,11 @@ def test_groups_of_fed_sdd_have_teachers_of_their_own():
 def test_no_clients_are_no_sample():
     with pytest.raises(ValueError, match=r"^evaluate_clients must be at least 1, got 0"):
         run(evaluate_clients=0)
+
+
+@pytest.mark.parametrize("name", ["main_teachers", "main_fine_tuned"])
+def test_no_pool_has_the_name_of_anothers_models(name):
+    also = {name: Pool(fed_avg(STUDENT, TRAINING), np.arange(2), 1)}
+    message = f"{name!r} is a model of pool 'main' and of pool {name!r}"
+    with pytest.raises(ValueError, match=rf"^pools must have names .*: {message}\.$"):
+        run(also=also)
