@@ -53,14 +53,27 @@ def check_settings(config: ConfigDict) -> None:
             check(path, value)
         elif isinstance(value, ConfigDict) and (nearest := _misspelt_group(path, config)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
-        elif path.startswith(closed) and not path.startswith(_OF_FUNCTIONS):
-            known = [name for name in ALLOWED if name.startswith(closed)]
+        elif isinstance(value, ConfigDict) and path.rpartition(".")[0] == "training":
+            pass  # of a method of one's own
+        elif (path.startswith(closed) and not path.startswith(_OF_FUNCTIONS)) or (
+            path.rpartition(".")[0] == "training" and _only_library_reads_training(config)
+        ):
+            known = [name for name in ALLOWED if name.startswith((*closed, "training."))]
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
             if nearest.startswith("pools.*.") and path.count(".") > 1:
                 nearest = nearest.replace("*", path.split(".")[1], 1)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
+
+
+def _only_library_reads_training(config: ConfigDict) -> bool:
+    """Whether no setting of a method of one's own can be in `training`, but for groups.
+
+    The settings of such a method are in its group, if it has one. Parties have theirs in `algorithm`.
+    """
+    method = str(_value(config, "training", "method")).rpartition(":")[2]
+    return "parties" in config or isinstance(_value(config, "training", method), ConfigDict)
 
 
 def _is_of_loader(path: str) -> bool:

@@ -189,6 +189,24 @@ def test_a_misspelt_group_is_named(path, nearest):
     check_settings(with_setting("training.my_method", {"clip": 1.0}))
 
 
+@pytest.mark.parametrize(
+    "also",
+    [{"training.method": "ditto", "training.ditto": {"personal_epochs": 1}}, {"parties": {}}],
+    ids=["a method with a group", "parties"],
+)
+def test_a_misspelt_setting_that_no_method_of_ones_own_reads_is_named(also):
+    config = ConfigDict({"training": {"momntum": 0.9}})
+    check_settings(config)  # a method of one's own may read it
+    for path, value in also.items():
+        group, _, name = path.rpartition(".")
+        (config[group] if group else config)[name] = (
+            ConfigDict(value) if name != "method" else value
+        )
+    message = r"^training\.momntum is no setting; did you mean training\.momentum\?$"
+    with pytest.raises(ValueError, match=message):
+        check_settings(config)
+
+
 def test_ones_own_data_partition_and_method_have_settings_of_their_own():
     config = ConfigDict({"data": {"name": "mine:load", "rows": 3}})
     check_settings(config)
