@@ -71,7 +71,7 @@ def fed_ensemble(
             "pool.method must not be private: fed_ensemble draws clients from strata that change "
             "slowly, a sampling without an accountant."
         )
-    size, count = pool.cohort_size // num_models, len(pool.clients)
+    size = pool.cohort_size // num_models
     groups = groups_of(pool, [size] * num_models)
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
