@@ -42,11 +42,17 @@ def run_list(records: Sequence[Record]) -> str:
                 record.device or "",
                 "" if record.seconds is None else f"{record.seconds / 60:.1f}",
                 (record.date or "")[:10],
-                (record.commit or "")[:7],
+                _short(record.commit or ""),
                 " ".join((record.command or "").split()),
             ]
         )
     return text.getvalue()
+
+
+def _short(commit: str) -> str:
+    """Its first letters, and what says that the files were not those of the commit."""
+    name, dash, changed = commit.partition("-")
+    return f"{name[:7]}{dash}{changed}"
 
 
 def _accuracies(record: Record, split: str) -> str:

@@ -51,8 +51,8 @@ def decided(value: float, half_width: float | None, expected: str) -> str:
     Args:
       value: the difference, in points.
       half_width: of its interval; None if there is one seed.
-      expected: 'above 0', 'below 0', 'about 0', 'about 0 or above', 'a little above 0', 'at most 6', or
-        a longer text that contains one of these.
+      expected: 'above 0', 'below 0', 'about 0', 'about 0 or above', 'a little above 0', 'at most 6',
+        'at least 10', or a longer text that contains one of these.
     """
     if half_width is None:
         return UNDECIDED
@@ -94,8 +94,9 @@ def anchor(heading: str) -> str:
 
 
 def _expected_range(expected: str) -> tuple[float, float]:
-    if at_most := re.match(r"at most (\d+)", expected):
-        return -math.inf, float(at_most[1])
+    if limit := re.match(r"at (most|least) (\d+)", expected):
+        number = float(limit[2])
+        return (-math.inf, number) if limit[1] == "most" else (number, math.inf)
     ranges = {
         "about 0 or above": (-ABOUT, math.inf),
         "about 0": (-ABOUT, ABOUT),

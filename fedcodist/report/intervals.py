@@ -55,7 +55,12 @@ def contrast(
     return Estimate(value, float(t.ppf(0.975, freedom)) * math.sqrt(sum(variances)), WELCH)
 
 
-def paired(plus: Sequence[float], minus: Sequence[float], test_images: int) -> Estimate:
+def paired(
+    plus: Sequence[float],
+    minus: Sequence[float],
+    test_images: int,
+    seeds_deviation: float = 0.0,
+) -> Estimate:
     """The mean difference of two runs with the same seeds in the same order.
 
     A seed determines initial weights, cohorts and batches of both runs. The interval is by Student's t
@@ -64,7 +69,7 @@ def paired(plus: Sequence[float], minus: Sequence[float], test_images: int) -> E
     differences = [a - b for a, b in zip(plus, minus, strict=True)]
     half_width = student_half_width(differences)
     if half_width is None:
-        return contrast([plus], [minus], test_images)
+        return contrast([plus], [minus], test_images, seeds_deviation)
     return Estimate(statistics.fmean(differences), half_width, PAIRED)
 
 

@@ -10,9 +10,16 @@ from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
 from experiments.studies.codistillation.claims import Comparison, Difference, is_baseline
 from experiments.studies.codistillation.paper_numbers import TEST_IMAGES
-from experiments.studies.samples import Sample, baseline, equal_but, in_any_order, samples
+from experiments.studies.samples import (
+    Sample,
+    baseline,
+    common_seeds,
+    equal_but,
+    in_any_order,
+    samples,
+)
 from experiments.studies.verdicts import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, decided
-from fedcodist.report.intervals import Estimate, contrast
+from fedcodist.report.intervals import Estimate, contrast, paired
 
 POOL_SIZE = ("pools.*.fraction",)
 
@@ -58,21 +65,32 @@ def find(
     chosen = next((pairs for pairs in product(*candidates) if _have_equal_settings(pairs)), None)
     if chosen is None:
         return Finding(paper, None, _lack(comparison, records, candidates))
-    (first_plus, first_minus), *second = chosen
-    plus = [first_plus, *(taken for _, taken in second)]
-    minus = [first_minus, *(added for added, _ in second)]
     deviation = deviation_over_seeds(
         records if all_records is None else all_records, comparison.differences[0].plus.model
     )
-    ours = contrast([s.values for s in plus], [s.values for s in minus], TEST_IMAGES, deviation)
+    ours = _estimate(chosen, deviation)
     finding = Finding(
         paper,
         ours,
         decided(ours.value, ours.half_width, comparison.expected),
-        first_plus.rounds,
-        max(sample.full_rounds for sample in (*plus, *minus)),
+        chosen[0][0].rounds,
+        max(sample.full_rounds for pair in chosen for sample in pair),
     )
     return finding._replace(word="not enough rounds") if finding.is_short else finding
+
+
+def within_seeds(plus: Sample, minus: Sample, deviation: float) -> Estimate:
+    """`plus` minus `minus` in the seeds that both have; as independent samples if they share none.
+
+    Args:
+      plus, minus: accuracies in %.
+      deviation: that of the accuracy over seeds, for a single seed.
+    """
+    pairs = common_seeds(plus, minus)
+    if not pairs:
+        return contrast([plus.values], [minus.values], TEST_IMAGES, deviation)
+    higher, lower = zip(*pairs, strict=True)
+    return paired(higher, lower, TEST_IMAGES, deviation)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -102,6 +120,20 @@ def deviation_over_seeds(records: Sequence[Record], model: str) -> float:
         if shown.deviation is not None and not shown.is_short
     }
     return math.sqrt(statistics.fmean(variances.values())) if variances else 0.0
+
+
+def _estimate(pairs: Sequence[tuple[Sample, Sample]], deviation: float) -> Estimate:
+    """The first pair's difference, minus the second's if there is one."""
+    if len(pairs) == 1:
+        return within_seeds(*pairs[0], deviation)
+    common = [
+        list(zip(*shared, strict=True))
+        if (shared := common_seeds(*pair))
+        else [sample.values for sample in pair]
+        for pair in pairs
+    ]
+    (plus, minus), (taken, added) = common
+    return contrast([plus, added], [minus, taken], TEST_IMAGES, deviation)
 
 
 def _pairs(

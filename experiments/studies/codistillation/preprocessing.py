@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation import paper_numbers
 from experiments.studies.codistillation.ablations import recorded_runs
-from experiments.studies.codistillation.findings import deviation_over_seeds
-from experiments.studies.codistillation.paper_numbers import MODELS, TEST_IMAGES, run_name
+from experiments.studies.codistillation.findings import deviation_over_seeds, within_seeds
+from experiments.studies.codistillation.paper_numbers import MODELS, run_name
 from experiments.studies.samples import baseline, sample
 from experiments.studies.sections.markdown import estimate, table
 from experiments.studies.settings import method_of
 from fedcodist.config.registry import BASELINE, METHOD_NAMES
-from fedcodist.report.intervals import contrast
 
 PREPROCESSING = "cifar100_preprocessing"
 FED_AVG = run_name(BASELINE, 4700, "")
@@ -38,7 +37,7 @@ def compared(records: Sequence[Record], all_records: Sequence[Record]) -> list[s
                 paper = f"{above - below:+.2f}"
             if other is not None:
                 deviation = deviation_over_seeds(all_records, model)
-                ours = contrast([shown.values], [other.values], TEST_IMAGES, deviation)
+                ours = within_seeds(shown, other, deviation)
                 above_what = f"{METHOD_NAMES[BASELINE]}, {name}"
                 rows.append([f"`{run}`", model, above_what, estimate(ours), ours.kind, paper])
     headings = ["Run", "Model", "Compared with", "Difference", "Interval", "Paper's gain"]

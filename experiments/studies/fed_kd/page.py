@@ -180,12 +180,13 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
 
 def _verdicts(records: Sequence[Record]) -> list[Verdict]:
     """The paper's statements in each group of clients; the first group's are the main ones."""
-    student = FED_KD._replace(model=STUDENT)
+    student, own_student = (method._replace(model=STUDENT) for method in (FED_KD, LOCAL))
     claims = [
         ("teachers are better than those that learn alone", FED_KD, LOCAL, "above 0"),
         ("teachers are as good as FedAvg of their network", FED_KD, FED_AVG, "about 0 or above"),
+        ("teachers are better than FedAvg of the student's network", FED_KD, OF_STUDENT, "above 0"),
         ("teachers are better than their student", FED_KD, student, "above 0"),
-        ("the student is better than FedAvg of its network", student, OF_STUDENT, "above 0"),
+        ("the student is better than without mutual learning", student, own_student, "above 0"),
     ]
     of_all = len(claims)
     claims += [

@@ -822,8 +822,18 @@ def test_cells_show_both_models_their_spread_and_the_paper(tmp_path):
     assert fed_avg[1] == "31.00 / not run (1 seed)"
     assert merged[1] == "not run"
     (gain,) = row(table, "MergedCodist | 4,700 | small")
-    share = 1.96 * math.sqrt((33.5 * 66.5 + 31 * 69) / 10_000 + 0.5 * (1 / 2 + 1))
-    assert gain[3:] == [f"+2.50 ± {share:.2f}", "one seed", "1,500", "+2.02", "yes"]
+    # Within the seed that both have.
+    share = 1.96 * math.sqrt((33 * 67 + 31 * 69) / 10_000 + 0.5 * 2)
+    assert gain[3:] == [f"+2.00 ± {share:.2f}", "one seed", "1,500", "+2.02", "yes"]
+
+
+def test_differences_are_within_the_common_seeds(tmp_path):
+    record(tmp_path, MERGED, {"small": [33.0, 35.0, 50.0], "large": [30.0] * 3}, seeds=(0, 1, 2))
+    record(tmp_path, "fed_avg,4700", {"small": [31.0, 32.0], "large": [29.0] * 2}, seeds=(0, 1))
+    ours = finding(tmp_path, "MergedCodist, in-domain, 4,700, small: above FedAvg").ours
+    half_width = stats.t.ppf(0.975, 1) * np.std([2, 3], ddof=1) / math.sqrt(2)
+    assert ours.kind == "paired"
+    assert (ours.value, ours.half_width) == pytest.approx((2.5, half_width))
 
 
 def test_a_run_with_one_seed_has_the_spread_of_those_with_several(tmp_path):
@@ -833,7 +843,7 @@ def test_a_run_with_one_seed_has_the_spread_of_those_with_several(tmp_path):
     record(tmp_path, MERGED, {"small": [3.0, 34.0]}, seeds=(0, 1), rounds=300, file="short")
     record(tmp_path, "fed_avg,4700", {"small": 31.0, "large": 29.0})
     text = "MergedCodist, in-domain, 4,700, small: above FedAvg"
-    variances = (33.5 * 66.5 + 31 * 69) / 10_000 + (0.5 + 8) / 2 * (1 / 2 + 1)
+    variances = (33 * 67 + 31 * 69) / 10_000 + (0.5 + 8) / 2 * 2
     assert finding(tmp_path, text).ours.half_width == pytest.approx(1.96 * math.sqrt(variances))
 
 
@@ -842,7 +852,7 @@ def test_the_papers_gain_outside_our_interval_is_said_so(tmp_path):
     table = section(text_of(tmp_path), "### Unlabelled images: in-domain")
     (changed,) = row(table, "MergedCodist | 4,700 | large")
     (same,) = row(table, "MergedCodist | 3,100 | large")
-    assert (changed[3][:5], changed[4], changed[6:]) == ("+5.58", "Welch", ["+2.58", "no"])
+    assert (changed[3][:5], changed[4], changed[6:]) == ("+5.58", "paired", ["+2.58", "no"])
     assert same[6:] == ["+7.22", "yes"]
 
 
@@ -989,7 +999,7 @@ def test_methods_on_other_images_are_compared_with_fed_avg_on_the_same(tmp_path)
     (gain_of_small,) = [cells for cells in row(shown, f"`{run}`") if cells[1] == "small"]
     assert gain_of_small[3].startswith("-0.50 ±")
     (of_small,) = [cells for cells in row(shown, "`32,per_batch,small`") if cells[1] == "small"]
-    assert of_small[2] == "FedAvg, Table 1's" and of_small[3].startswith("+2.50 ±")
+    assert of_small[2] == "FedAvg, Table 1's" and of_small[3].startswith("+3.50 ±")
 
 
 def test_a_seed_that_was_run_twice_counts_once_with_its_newest_run(tmp_path):
