@@ -42,7 +42,7 @@ HEADER = """\
 This page shows how long one waits for a result, and how long a round takes: with this library, with
 other simulators, and with a plain PyTorch loop, for the same work. `make bench-peers` installs the
 others. `make bench` repeats all measurements and writes this page. `make bench-check` says whether
-anything has become slower. This command compares a single program with ours:
+rounds of FedAvg (digits, cnn_small, cnn_large) have become slower. This command compares a single program with ours:
 `python benchmarks/side_by_side.py --only fedjax`. The other names are `torch_loop`, `pfl_research` and
 `flower`.
 
@@ -57,7 +57,8 @@ anything has become slower. This command compares a single program with ours:
   faster.
 - **Warm-up** is how much longer the rounds before the timed rounds took than timed rounds do. Most
   of it is compilation.
-- **Peak** is the largest resident memory of all processes of a program together.
+- **Peak** is the sum of the largest resident memory of each process of a program. Memory that processes
+  share counts in each.
 - Pixels and labels are random, because speed does not depend on what images show.
 """
 NOTHING = "Nothing was measured yet."

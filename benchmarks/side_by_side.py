@@ -553,7 +553,7 @@ def relative_difference(
         update = max(np.linalg.norm(reference[name].astype(np.float64) - start), ROUNDING)
         difference = np.linalg.norm(weights[name].astype(np.float64) - reference[name])
         differences.append(difference / update)
-    return float(max(differences))
+    return float(np.max(differences))  # NaN if any is: Python's `max` may leave it out
 
 
 def run(

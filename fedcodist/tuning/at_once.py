@@ -86,6 +86,9 @@ def accuracies_at_once(
             if metric.rpartition("/")[2] in FINITE:
                 is_finite &= values.all(axis=1)
         round += next(iter(history.values())).shape[1]
+    # A round's metrics do not tell of what the method did to the models after they were measured.
+    of_models = programs.finite(trained.state).unstacked
+    is_finite &= np.all([np.asarray(values) for values in of_models.values()], axis=0)
     splits = {name: evaluation_split(examples) for name, examples in experiment.splits.items()}
     (models,) = programs.evaluate(trained.state, replicate_data(splits, mesh)).values()
     accuracy = np.mean([np.asarray(values["accuracy"]) for values in models.values()], axis=0)

@@ -1136,6 +1136,11 @@ def test_what_is_not_finite_at_once_is_pruned_alone(tmp_path):
     programs_of_both = at_once.programs_at_once(experiment)
     accuracies = at_once.accuracies_at_once(experiment, programs_of_both, hypers)
     assert np.isfinite(accuracies[0]) and np.isnan(accuracies[1])
+    # A method's metrics may be from before its last change of the models.
+    finite = SimpleNamespace(unstacked={"main": np.array([False, True])})
+    changed = programs_of_both._replace(finite=lambda state: finite)
+    accuracies = at_once.accuracies_at_once(experiment, changed, hypers)
+    assert np.isnan(accuracies).all()
 
 
 @pytest.mark.parametrize(
