@@ -95,6 +95,18 @@ def test_totals_in_chunks_equal_plain_ones(shape, chunk, padded, seed):
     assert_same(*jax.jit(both)(outputs))
 
 
+def test_every_chunk_adds_to_the_gradients():
+    """The case of a language model in distillation: one kernel, and positions in several chunks."""
+    outputs, labels, _ = made_up(8, (4, 5), padded=0.3)
+
+    def both(outputs):
+        chunked = lambda new: readout.total_in_chunks(readout.label_losses, new, labels, chunk=4)
+        whole = functools.partial(plain, labels=labels)
+        return [gradients(each, outputs, 1.0) for each in (chunked, whole)]
+
+    assert_same(*jax.jit(both)(outputs))
+
+
 def test_losses_of_labels_are_cross_entropies():
     outputs, labels, _ = made_up(4, (9,), padded=0.0)
     total = jax.jit(lambda new: readout.total_in_chunks(readout.label_losses, new, labels))

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 from linear_model import linear_model
 
+from fedcodist.core.batches import TARGET
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.loop import Distillation, distill, frozen, softened_target
@@ -45,6 +47,28 @@ def test_answers_do_not_pass_through_preprocessing():
 
     found, expected = (students(known, cached, teacher=np.zeros(10)) for cached in (True, False))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_devices_share_their_answers():
+    """Each answers every second batch: the last of three is not full, and no device has a fourth."""
+    unlabelled = Examples({"image": jnp.asarray(IMAGES)}, ROWS)
+    settings = SETTINGS._replace(batch_size=4)
+
+    def answers(axis_name=None):
+        teacher = lambda batch: batch["image"] ** 2
+        examples, _, _ = cached_answers(teacher, unlabelled, settings, axis_name)
+        return examples.columns[TARGET]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("devices",))
+    shared = jax.shard_map(
+        lambda: answers("devices")[None],
+        mesh=mesh,
+        in_specs=(),
+        out_specs=PartitionSpec("devices"),
+        check_vma=False,
+    )
+    np.testing.assert_allclose(jax.jit(shared)(), np.stack([IMAGES**2] * 2), rtol=1e-6)
+    np.testing.assert_allclose(answers(), IMAGES**2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from linear_model import linear_model
 from quick_compilation import QUICK
 
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
 from fedcodist.distillation.loop import (
     Distillation,
@@ -123,6 +124,34 @@ def test_each_student_is_cut_off_where_a_loop_would(scripts, patience):
         )
         assert stopped.accuracy[name] == SCRIPTS[scripts[name]][best_at // EVERY - 1]
     assert stopped.steps == max(made)
+
+
+def test_a_student_that_is_done_keeps_its_best_while_another_goes_on():
+    """b is done at step 6: its later models are better, but a loop of its own would not make them."""
+    by_validation = {"a": [1, 2, 3, 4, 5, 6, 7, 8], "b": [3, 2, 1, 4, 9, 9, 9, 9]}
+    model = linear_model(2, 3)
+    # Every step adds one to every weight, so a student's weights tell how many steps it has made.
+    counting = lambda rate: optax.stateless(lambda updates, _: jax.tree.map(jnp.ones_like, updates))
+
+    def accuracy(trained):
+        at = {name: values.params["w"][0, 0].astype(int) for name, values in trained.items()}
+        return {n: jnp.float32(jnp.array(by_validation[n])[at[n] // EVERY - 1]) for n in trained}
+
+    start = Variables({"w": jnp.zeros((2, 3))}, {})
+    stopped = distill_until(
+        EarlyStopping(accuracy, EVERY, patience=EVERY),
+        models=dict.fromkeys(NAMES, model),
+        students=dict.fromkeys(NAMES, start),
+        teachers={"teacher": frozen(model, start)},
+        targets=lambda student, logits: softened_target(logits["teacher"], 1.0),
+        unlabelled=Examples({"image": jnp.ones((9, 2))}, jnp.zeros((STEPS, BATCH), jnp.int32)),
+        key=jax.random.key(0),
+        learning_rates=dict.fromkeys(NAMES, 1.0),
+        settings=Distillation(STEPS, BATCH, counting, mixup_beta=0),
+    )
+    steps = {name: int(values.params["w"][0, 0]) for name, values in stopped.students.items()}
+    assert steps == {"a": STEPS, "b": EVERY} and stopped.steps == STEPS
+    assert {name: int(value) for name, value in stopped.accuracy.items()} == {"a": 8, "b": 3}
 
 
 def test_the_start_may_be_the_best():

@@ -15,7 +15,8 @@ from quick_compilation import QUICK
 from fedcodist.algorithms.pools.codistillation import codistillation_target
 from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.readout import Readout
 from fedcodist.data import augmentation
 from fedcodist.distillation.loop import (
     Distillation,
@@ -437,6 +438,43 @@ def test_what_mixup_draws_at_once_is_what_each_step_would_draw(seed):
     for index in range(STEPS):
         own = batch_of_step(_unlabelled(), index, keys.derive(key, index), settings_, None)
         jax.tree.map(np.testing.assert_array_equal, at_once(index), own)
+
+
+def test_the_loss_of_a_text_is_the_mean_over_positions_that_count():
+    """One step for sentences of 3, 1 and 2 words, of which no logits of the whole batch exist."""
+    draws = np.random.default_rng(0)
+    features = jnp.asarray(draws.normal(size=(3, 4, 2)), jnp.float32)
+    counts = jnp.arange(4) < jnp.array([[3], [1], [2]])
+
+    def apply(variables, batch, **_):
+        weights = batch["counts"].astype(jnp.float32)
+        return Readout(batch["image"], variables.params["w"], jnp.zeros(5), weights), {}
+
+    model = Model(None, apply, None, {}, 5)
+    student, teacher = (
+        Variables({"w": jnp.asarray(draws.normal(size=(2, 5)), jnp.float32)}, {}) for _ in range(2)
+    )
+    run = lambda: distill(
+        {"student": model},
+        {"student": student},
+        {"teacher": as_teacher(model, teacher)},
+        lambda name, logits: jax.nn.softmax(logits["teacher"]),
+        Examples({"image": features, "counts": counts}, jnp.arange(3)[None]),
+        KEY,
+        {"student": 0.5},
+        Distillation(1, 3, optax.sgd, mixup_beta=0),
+    )
+
+    def mean(w):
+        targets = jax.nn.softmax(features @ teacher.params["w"])
+        return jnp.sum(kl_divergence("forward")(features @ w, targets) * counts) / 6
+
+    distilled, (loss, slope) = jax.jit(lambda w: (run(), jax.value_and_grad(mean)(w)))(
+        student.params["w"]
+    )
+    np.testing.assert_allclose(distilled.first_loss["student"], loss, rtol=1e-5)
+    moved = student.params["w"] - 0.5 * slope
+    np.testing.assert_allclose(distilled.students["student"].params["w"], moved, rtol=1e-5)
 
 
 def test_logits_of_every_position_are_no_logits():

@@ -322,6 +322,23 @@ def test_devices_share_one_batch(name):
     )
 
 
+def test_every_normalisation_sums_over_devices():
+    """Traced only: without a sum each device would normalise by its own part of the batch."""
+    network, images = model_of(resnet.ResNet(1, 5, width=2)), jnp.zeros((4, 32, 32, 3))
+    variables = jax.eval_shape(network.init, jax.random.key(0))
+    apply = lambda values, x: network.apply(values, {"image": x}, train=True, axis_name="clients")
+    shards = PartitionSpec("clients")
+    sharded = jax.shard_map(
+        apply,
+        mesh=jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",)),
+        in_specs=(PartitionSpec(), shards),
+        out_specs=shards,
+        check_vma=False,
+    )
+    layers = len(jax.tree.leaves(variables.mutable)) // 2  # each has a mean and a variance
+    assert str(jax.make_jaxpr(sharded)(variables, images)).count(" = psum") >= layers == 9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_loss_falls(name):

@@ -24,6 +24,7 @@ from fedcodist.core import for_each_client
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -135,6 +136,34 @@ def test_streamed_inputs_are_the_resident_ones_row_for_row(stored, kind):
     assert len(shapes) == 1
 
 
+def test_streamed_rounds_have_the_key_of_their_seed(stored):
+    """Without training: the state is what the round may draw from its key and read of its data."""
+    seed, (federated, _) = 7, sources_of(stored[0])
+
+    def round(state, client_states, round, hyper):
+        total = jnp.sum(round.inputs.cohorts["pool"].sizes)
+        drawn = jax.random.uniform(jax.random.fold_in(round.key, round.index), (2,))
+        return state + total * drawn, client_states, {"drawn": drawn[0]}
+
+    select = lambda round, key: Selection({"pool": jax.random.permutation(key, 7)[:3]}, {})
+    drawing = FederatedAlgorithm(
+        "draws", {}, lambda key: jnp.zeros(2), {}, select, round, {}, {}, len(SIZES)
+    )
+    programs, seeds = build_programs(drawing, 2), np.array([seed], np.uint32)
+    expected, _, history = programs.train(
+        programs.init(seeds), {}, seeds, 0, 2, {}, resident_data(federated)
+    )
+    state, parts = programs.init(seeds), []
+    for index in range(2):
+        inputs = StreamedData(federated).read(programs.select(seed, index))
+        state, _, part = programs.train_streamed(
+            state, {}, seeds, index, {}, stack_inputs([inputs])
+        )
+        parts.append(part["drawn"])
+    np.testing.assert_allclose(state, expected, rtol=1e-6)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), history["drawn"], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "kind, devices",
     [
@@ -191,6 +220,15 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
     chunk=st.integers(1, 4),
 )
 def test_each_device_gets_the_clients_that_it_runs_and_no_others(cohort, clients, devices, chunk):
+    each_device_gets_its_clients(np.array(cohort[:clients], np.int32), devices, chunk)
+
+
+def test_each_of_two_devices_gets_the_clients_that_it_runs():
+    """The largest clients are dealt first, whatever their places in the cohort."""
+    each_device_gets_its_clients(np.arange(len(SIZES), dtype=np.int32), devices=2, chunk=2)
+
+
+def each_device_gets_its_clients(cohort, devices, chunk):
     federated, _ = sources_of(
         {
             "image": np.arange(sum(SIZES), dtype=np.int32).view(Recorded),
@@ -198,7 +236,7 @@ def test_each_device_gets_the_clients_that_it_runs_and_no_others(cohort, clients
             "unlabelled": np.zeros(1, np.int32),
         }
     )
-    source, cohort = StreamedData(federated), np.array(cohort[:clients], np.int32)
+    source, clients = StreamedData(federated), len(cohort)
     slots = slots_of_devices(np.array(SIZES, np.int32)[cohort], devices, chunk)
     lengths = set()
     for device in range(devices):

@@ -15,6 +15,7 @@ from fedcodist.core.model import Variables, from_flax_linen, parameter_count
 from fedcodist.models.submodels import counts_of, gathered, places_of, scattered
 from fedcodist.text.bert import (
     Encoder,
+    attend,
     bert_base,
     bert_mini,
     encoder_units,
@@ -63,6 +64,20 @@ def test_equals_a_loop_over_sentences():
         for found, expected in zip(encoded.attention, attention, strict=True):
             np.testing.assert_allclose(found[row], expected, rtol=1e-9, atol=1e-10)
     np.testing.assert_array_equal(encoded.is_real, TOKENS != 0)
+
+
+def test_attention_is_the_softmax_of_scaled_products_with_real_positions():
+    draws = np.random.default_rng(0)
+    queries, keys, values = draws.normal(size=(3, 2, 4, 2, 5)).astype(np.float32)
+    is_real = np.array([[1, 1, 0, 1], [0, 0, 0, 0]], bool)
+    seen, shares = attend(*map(jnp.asarray, (queries, keys, values, is_real)))
+    for head in range(2):
+        scores = np.exp(queries[0, :, head] @ keys[0, :, head].T / np.sqrt(5)) * is_real[0]
+        expected = scores / scores.sum(-1, keepdims=True)
+        np.testing.assert_allclose(shares[0, head], expected, rtol=1e-5)
+        here = slice(5 * head, 5 * head + 5)
+        np.testing.assert_allclose(seen[0, :, here], expected @ values[0, :, head], atol=1e-5)
+    np.testing.assert_allclose(shares[1], 1 / 4)  # padding alone must be finite
 
 
 @settings(max_examples=10)

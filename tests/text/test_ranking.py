@@ -91,6 +91,23 @@ def test_the_order_of_candidates_does_not_matter(found, seed):
         np.testing.assert_allclose(there, back, rtol=1e-6)
 
 
+def test_metrics_of_three_impressions_are_those_by_hand():
+    scores = jnp.array([[3.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 9.0], [0.0, 2.0, 2.0, 2.0]])
+    labels = jnp.array([[0, 1, 0, 1], [1, 0, 0, -1], [0, 1, 0, 1]])  # padding may score high
+    of_place = 1 / np.log2([2, 3, 4, 5])
+    gains = [of_place[[1, 3]].sum(), of_place[:2].mean(), 2 * of_place[:3].mean()]
+    by_hand = {
+        "auc": [1 / 4, 3 / 4, 3 / 4],
+        "mrr": [(1 / 2 + 1 / 4) / 2, (1 + 1 / 2) / 2, (1 + 1 / 2 + 1 / 3) / 3],
+        "ndcg_5": np.array(gains) / [of_place[:2].sum(), 1, of_place[:2].sum()],
+    }
+    metrics = ranking_metrics()
+    measure = lambda *both: {name: metrics[name](both[0], {"label": both[1]}) for name in by_hand}
+    for name, (values, weights) in jax.jit(measure)(scores, labels).items():
+        np.testing.assert_allclose(values, by_hand[name], rtol=1e-6)
+        assert weights.tolist() == [1, 1, 1]
+
+
 def test_equal_scores_are_the_mean_over_all_orders():
     labels = np.array([1, 0, 0, 1, 0])
     ranked = -jnp.arange(5.0)[None]

@@ -11,14 +11,20 @@ from linear_model import linear_model
 
 from fedcodist.algorithms.parties import groups
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, local_only
-from fedcodist.algorithms.parties.patience import Patience
+from fedcodist.algorithms.parties.local_only import (
+    SHARED,
+    LocalOnlyHyper,
+    LocalOnlyParty,
+    local_only,
+)
+from fedcodist.algorithms.parties.party import PartyResult
+from fedcodist.algorithms.parties.patience import Patience, stopping_early
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import ClientData, Examples, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.validation import VALIDATION, ValidationData
+from fedcodist.distillation.validation import VALIDATION, ValidationData, validation_indices
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.programs import AXIS, build_programs, replicate
 from fedcodist.run.sources import resident_data
@@ -132,6 +138,28 @@ def keras(weights, patience, min_delta):
         if waited == patience:
             break
     return round, best, waited
+
+
+def test_a_gain_must_be_larger_than_the_least_one():
+    """The rounds' models label 5, 6, 7, 8 and 9 of ten validation examples rightly."""
+    patience = Patience(ValidationData(10), 2, 0.15, "test data")
+    columns = {"image": jnp.eye(10), "label": jnp.zeros(10, jnp.int32)}
+    examples = Examples(columns, validation_indices(patience.data))
+
+    def update(model, right, party, data, key):
+        w = jnp.where(jnp.arange(10)[:, None] < right, jnp.array([1.0, 0]), jnp.array([0, 1.0]))
+        return PartyResult(party._replace(variables=Variables({"w": w}, {})), {})
+
+    patient = functools.partial(stopping_early(update, patience, examples), linear_model(10, 2))
+    start = Variables({"w": jnp.zeros((10, 2))}, {})
+    party = LocalOnlyParty(start, None, jnp.float32(-jnp.inf), jnp.int32(0))
+    size = jnp.int32(1)
+    data = ClientData(columns, jnp.int32(0), size, size, capacity=1, ragged=False)
+    jitted, course = jax.jit(patient), []
+    for right in (5, 6, 7, 8, 9):
+        party = jitted(right, party, data, jax.random.key(0)).state
+        course.append((round(10 * float(party.best)), int(party.waited)))
+    assert course == [(5, 0), (5, 1), (7, 0), (7, 1), (9, 0)]
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,14 @@ from fedcodist.algorithms.pools import grouped_models
 from fedcodist.algorithms.pools.client_ensembles import StateAndTrainedModel, with_client_ensembles
 from fedcodist.algorithms.pools.fed_be import fed_be
 from fedcodist.algorithms.pools.fed_df import FedDFHyper, FedDFValidation, fed_df
+from fedcodist.algorithms.pools.fed_df_validation import without_worst_clients
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
 from fedcodist.algorithms.pools.grouped_models import ENSEMBLE, MAIN
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.compression.compressed import compressed
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
@@ -606,6 +609,30 @@ def test_dropping_the_worst_changes_the_teacher():
     (all_teach, _), _ = trained(df(validation=validated))
     (some_teach, _), _ = trained(df(validation=validated._replace(drop_worst=True)))
     assert np.abs(weights_of(all_teach, "odd") - weights_of(some_teach, "odd")).max() > 1e-4
+
+
+def test_clients_who_guess_neither_teach_nor_count_in_the_average():
+    """The second of three clients is below 1.2 times the accuracy of random guessing, 0.4."""
+    of_clients = lambda *values: {"w": np.float32(values)[:, None, None]}
+    members = {"pool": Variables(of_clients(0.9, 0.3, 0.8), {})}
+    weights = np.float32([1, 1, 2])
+    results = {"pool": ClientResult(of_clients(1, 10, 100), {}, weights, None, {})}
+    everyone = {"pool": Aggregate(None, {}, np.float32(4), np.float32(7))}
+
+    @jax.jit
+    def chosen(key):
+        return without_worst_clients(
+            {"pool": Pool(AVERAGING, np.arange(3), 3)},
+            {"pool": AVERAGING.init(key)},
+            TrainedPools(everyone, {}, {}, members, results),
+            lambda name, variables: variables.params["w"][0, 0],  # stands for the accuracy
+            key,
+        )
+
+    teachers, aggregates = chosen(jax.random.key(0))
+    assert teachers["pool"].tolist() == [1, 0, 1]
+    assert aggregates["pool"].weight == 3 and aggregates["pool"].extra == 7  # of all clients
+    np.testing.assert_allclose(aggregates["pool"].pseudo_gradient["w"], 201 / 3, rtol=1e-6)
 
 
 @pytest.mark.slow
