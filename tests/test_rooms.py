@@ -68,3 +68,22 @@ def test_configs_that_ship_are_made_of_settings_alone():
             name.startswith(("fedcodist.config.", "fedcodist.configs.", "ml_collections."))
             for name in names
         ), (path.name, names)
+
+
+def test_the_list_of_slow_variants_is_of_tests_that_there_are():
+    """A line of a test with another name by now marks nothing: the test would run in CI again."""
+    tests = Path(__file__).parent
+    lines = (tests / "slow_variants.txt").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    wrong = [f"{line!r} is there twice" for line in dict.fromkeys(lines) if lines.count(line) > 1]
+    sources = {}
+    for line in lines:
+        path, _, name = line.partition("::")
+        if path not in sources:
+            file = tests.parent / path
+            sources[path] = file.read_text(encoding="utf-8") if file.is_file() else None
+        # A line may be a whole file. The values of a function's variants are known to pytest alone.
+        function = f"\ndef {name.partition('[')[0]}(" if name else ""
+        if sources[path] is None or function not in sources[path]:
+            wrong.append(f"{line!r} is no test")
+    assert not wrong, "\n".join(wrong)

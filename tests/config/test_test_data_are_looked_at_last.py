@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.configs import text_domain_shift
+from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.config.data import load_data
 from fedcodist.config.division import divided
 from fedcodist.config.experiment import build_experiment
@@ -28,6 +29,7 @@ from fedcodist.configs import (
     digits_submodels,
 )
 from fedcodist.datasets.public_private import digits_public_private
+from fedcodist.distillation.validation import VALIDATION
 from fedcodist.report import tables_heads, tables_parties
 from fedcodist.report.collection import collect
 from fedcodist.tuning.tune import held_out_experiment
@@ -109,6 +111,27 @@ def test_phases_before_fed_md_look_last_too():
         assert list(experiment.final_splits) == ["test"]
     config.phases.stopping = "test_data"  # which says so
     assert list(phase_experiment(config, data, "private").splits) == ["test"]
+
+
+def test_public_training_stops_on_other_images_than_its_tests():
+    config = digits_fed_md.get_config()
+    with config.ignore_type():
+        config.parties.networks = (((3,), 0.0),) * 6  # they compile faster than convolutions
+    data = load_data(config.data)
+    experiment = phase_experiment(config, data, "public")
+    (watched,), (tested,) = experiment.splits.values(), experiment.final_splits.values()
+    sets = experiment.data.data_sets
+    np.testing.assert_array_equal(sets[VALIDATION]["image"], watched.columns["image"])
+    assert images(tested) == images(data.public.test)
+    learned = {image.tobytes() for image in sets[SHARED]["image"]}
+    assert len(learned) > 100 and watched.num_examples > 50
+    # Hardly any image is twice in scikit-learn's digits.
+    for one, other in (
+        (images(watched), images(tested)),
+        (images(watched), learned),
+        (images(tested), learned),
+    ):
+        assert len(one & other) <= 1
 
 
 def test_heads_are_read_from_the_last_look(tmp_path):

@@ -251,6 +251,26 @@ def test_a_party_of_fd_subtracts_what_was_summed_of_it():
     assert largest == pytest.approx(0.3, rel=1e-5)
 
 
+def test_what_a_party_of_fd_keeps_as_sent_is_what_was_summed():
+    """The identity of the test above, after one round of two parties of one network."""
+    groups = {"pair": PartyGroup(linear_model(FEATURES, CLASSES), np.array([0, 1]))}
+    algorithm = fd(groups, CLASSES, reduce=private_classes(0.3, 0.0))
+    columns = {name: column[:7] for name, column in COLUMNS.items()}
+    data = resident_data(FederatedData.from_arrays(columns, offsets=[0, 5, 7]))
+
+    @jax.jit
+    def one_round(data):
+        key = jax.random.key(0)
+        round = Round(0, key, data.read(algorithm.select(0, key)))
+        return algorithm.round(algorithm.init(key), {}, round, algorithm.hyper)[0]
+
+    state = one_round(data)
+    sent = state.models["pair"].sent
+    for total, each in zip(state.total, sent, strict=True):
+        np.testing.assert_allclose(total, each.sum(0), rtol=1e-5, atol=1e-6)
+    assert np.linalg.norm(sent.logits, axis=-1).max() == pytest.approx(0.3, rel=1e-5)
+
+
 def test_masked_and_compressed_it_is_the_same():
     wrap = lambda reduce: secure_sum_reduce(
         3, 2.0, reduce=compressed_reduce(quantisation(16), reduce)

@@ -5,13 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from linear_model import linear_model
 
 import fedcodist as fc
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper
+from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
+from fedcodist.run.client_evaluation import client_evaluation
 from fedcodist.run.client_metrics import (
     CLIENTS,
     ClientMetrics,
@@ -21,6 +25,7 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit
 from fedcodist.run.experiment import Outcome
+from fedcodist.run.programs import build_programs
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -181,6 +186,33 @@ def test_fine_tuned_models_are_those_of_one_more_local_training(dealt):
     # They are measured in the last evaluation alone.
     rounds = {r["round"] for r in outcome.records if r["model"] == "large_fine_tuned"}
     assert rounds == {4}
+
+
+@pytest.mark.parametrize("source", [fc.resident_data, fc.StreamedData])
+def test_each_client_is_fine_tuned_on_its_own_examples(source):
+    """One step from zeros: a client's model then knows the only label of the client's examples."""
+    images = np.ones((5, 1), np.float32)
+    labels = np.array([0, 0, 0, 2, 2], np.int32)
+    train = FederatedData.from_arrays({"image": images, "label": labels}, offsets=[0, 3, 5])
+    model = linear_model(1, CLASSES)
+    zeros = lambda key: Variables({"w": jnp.zeros((1, CLASSES))}, {})
+    hyper = fc.FedAvgHyper(client_learning_rate=1.0)
+    method = fc.fed_avg(model._replace(init=zeros), LocalTraining(batch_size=8), hyper=hyper)
+    algorithm = fc.independent_pools({"pool": fc.Pool(method, np.arange(2), 2)}, train.columns)
+    # Two of client 1's three test examples have its own label, and one has client 0's.
+    columns = {"image": images[:4], "label": np.array([0, 2, 2, 0], np.int32)}
+    tested = FederatedData.from_arrays(columns, offsets=[0, 1, 4])
+    run = fc.Experiment(algorithm, source(train), {}, 1, client_splits={"own": ClientSplit(tested)})
+    on_host = HostClientStates(algorithm.client_states, 1) if source is fc.StreamedData else None
+    of_run = (None, np.zeros(1, np.uint32), algorithm.hyper, on_host)
+    evaluate = client_evaluation(build_programs(algorithm, 1), run, source(train), *of_run)
+    state = jax.tree.map(lambda leaf: leaf[None], algorithm.init(jax.random.key(0)))
+    found = evaluate(state, {"pool": None}, run.client_splits, True)["own"]["pool_fine_tuned"]
+    # The gradient at zeros is a third less the one-hot label.
+    right, wrong = (np.log(np.exp(2 / 3) + 2 * np.exp(-1 / 3)) - z for z in (2 / 3, -1 / 3))
+    np.testing.assert_allclose(found.metrics["accuracy"], [[1, 2 / 3]], rtol=1e-6)
+    expected = [[right, (2 * right + wrong) / 3]]
+    np.testing.assert_allclose(found.metrics["loss"], expected, rtol=1e-5)
 
 
 def test_unseen_clients_are_personalised_and_measured(data):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from linear_model import linear_model
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.clients.fed_kd import FedKDHyper, fed_kd
@@ -15,12 +16,17 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.client_states import ClientStates, HostClientStates
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import PersonalModel
 from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distillation
+from fedcodist.run.blocks import Trained
 from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.model_evaluation import model_evaluation, on_devices
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -204,6 +210,41 @@ def test_groups_of_fed_sdd_have_teachers_of_their_own():
     records = run_experiment(experiment, show_progress=False).records
     losses = {r["model"]: r["loss"] for r in records if r["round"] == 1 and "loss" in r}
     assert losses["main_teachers"] != losses["model_1_teachers"]
+
+
+@pytest.mark.parametrize(
+    ("place", "most", "clients"),
+    [("device", 9, [1, 3, 4, 6, 8]), ("device", 3, [1, 4, 8]), ("host", 3, [1, 4, 8])],
+)
+def test_each_client_is_measured_by_its_own_state(place, most, clients):
+    """Client c's model is right about the first c of nine examples, so it tells whose state was read."""
+    model = linear_model(9, 9)
+    images = np.eye(9, dtype=np.float32)
+    columns = {"image": images, "label": np.zeros(9, np.int32)}
+    pool = Pool(fed_avg(model, TRAINING), np.array([1, 3, 4, 6, 8]), 2)
+    algorithm = independent_pools({"main": pool}, columns)
+    # All that a client keeps is its own index.
+    wrong = lambda client: (jnp.arange(9) >= client).astype(jnp.float32)
+    own = lambda state, client: Variables({"w": jnp.zeros((9, 9)).at[:, 1].set(wrong(client))}, {})
+    states = ClientStates(pool.clients, np.int32(0))
+    algorithm = algorithm._replace(
+        client_states={"main": states}, personal_models={"main": {"own": PersonalModel(model, own)}}
+    )
+    test = FederatedData.from_arrays(columns, offsets=[0, 9])
+    experiment = Experiment(
+        algorithm, resident_data(test), {"test": test}, 1, evaluate_clients=most
+    )
+    of_all = {"main": pool.clients[None].astype(np.int32)}
+    on_host = None
+    if place == "host":
+        on_host = HostClientStates(algorithm.client_states, 1)
+        on_host.scatter(of_all, of_all)
+    evaluate = model_evaluation(build_programs(algorithm, 1), experiment, None, on_host)
+    state = jax.tree.map(lambda leaf: leaf[None], algorithm.init(jax.random.key(0)))
+    trained = Trained(state, None if on_host else of_all)
+    found = evaluate(trained, on_devices(experiment.splits, None))["test"]["own"]
+    np.testing.assert_allclose(found["accuracy_per_client"], [np.array(clients) / 9], rtol=1e-6)
+    np.testing.assert_allclose(found["accuracy"], [np.mean(clients) / 9], rtol=1e-6)
 
 
 def test_no_clients_are_no_sample():

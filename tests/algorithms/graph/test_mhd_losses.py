@@ -19,6 +19,7 @@ from fedcodist.algorithms.graph.mhd_losses import (
     top_few,
 )
 from fedcodist.models import MLP
+from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -184,6 +185,33 @@ def test_certain_candidates_win_uniform_ones_lose_and_the_first_of_equals_counts
     assert choose(uniform, usual, uniform) == [[1]] * BATCH
     assert choose(uniform, uniform) == [[0]] * BATCH
     assert choose(usual, usual[..., ::-1]) == [[0]] * BATCH
+
+
+def test_public_batches_move_running_averages_only_where_it_is_wanted():
+    backbone = BatchNormMLP((WIDTH,), classes=None)
+    model = multi_headed(backbone, jnp.zeros((1, 2)), CLASSES, heads=1)
+    variables = model.init(jax.random.key(0))
+    batch = {"image": jnp.asarray(np.random.default_rng(0).normal(3.0, size=(BATCH, 2)))}
+
+    @jax.jit
+    def mutable_after(variables):
+        return [
+            distillation_gradient(
+                model,
+                variables,
+                batch,
+                outputs(1, 1, teachers=1),
+                kind,
+                (1.0, 1.0),
+                jax.random.key(1),
+            )[1]
+            for kind in (HeadDistillation(), HeadDistillation(updates_statistics=True))
+        ]
+
+    usual, updated = mutable_after(variables)
+    before = jax.tree.leaves(variables.mutable)
+    assert before and all(map(np.array_equal, jax.tree.leaves(usual), before))
+    assert not any(map(np.array_equal, jax.tree.leaves(updated), before))
 
 
 def test_random_choices_are_uniform_over_candidates():

@@ -29,8 +29,12 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.models import MLP, BatchNormMLP
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34
+from fedcodist.run.blocks import Trained
+from fedcodist.run.checkpoint import save_checkpoint
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.programs import build_programs, replicate
+from fedcodist.run.resume import start_or_resume, whole_state
+from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -549,6 +553,35 @@ def test_a_killed_run_with_checkpoints_on_the_host_goes_on_with_the_same_bits(
     again = run(tmp_path / "killed")
     assert same(whole.variables, again.variables)
     assert whole.records == again.records
+
+
+def test_a_resumed_run_has_the_checkpoints_that_lay_on_the_host(tmp_path, beside_an_accelerator):
+    """Without a round: as in a new process, nothing is on the host before the run is resumed."""
+    kind = exchanging(checkpoints_on="host", checkpoints_per_client=2)
+    columns = {"image": IMAGES[:3], "label": LABELS[:3]}
+    private = FederatedData.from_arrays(columns, offsets=np.arange(4))
+
+    def before():
+        algorithm = mhd(alike(heads=1, clients=3), graphs.complete(3), 6, distillation=kind)
+        data = resident_data(private, {PUBLIC: PUBLIC_COLUMNS})
+        return Experiment(algorithm, data, {}, 6)
+
+    killed, again = before(), before()
+    run = jax.random.key_data(jax.random.key(3))[None]
+    draws = np.random.default_rng(0)
+    of_run = lambda leaf: draws.normal(size=(1, *leaf.shape[1:])).astype(leaf.dtype)
+    banks = jax.tree.map(of_run, killed.algorithm.host_state.shapes()[1])
+    killed.algorithm.host_state.restore((np.asarray(run), banks))
+    folder, programs = RunFolder(tmp_path), build_programs(again.algorithm, 1)
+    seeds = np.zeros(1, np.uint32)
+    trained = Trained(programs.init(seeds), {})
+    saved = whole_state(killed.algorithm, trained, None)
+    save_checkpoint(folder.checkpoints, 2, saved, {"metrics_length": 0})
+    assert len(again.algorithm.host_state.state()[0]) == 0
+    _, round, _ = start_or_resume(programs, seeds, None, folder, again, None)
+    runs, found = again.algorithm.host_state.state()
+    assert round == 2 and np.array_equal(runs, run)
+    assert same(found, banks) and len(jax.tree.leaves(banks)) > 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
-from fedcodist.core.inputs import Inputs, Round
+from fedcodist.core.inputs import Examples, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -354,6 +354,39 @@ def test_teachers_and_starts_are_in_evaluation_mode():
     np.testing.assert_allclose(asked({"image": images}), one_by_one, atol=1e-5)
     in_training, _ = model.apply(variables, {"image": images}, train=True, mask=jnp.ones(8))
     assert np.abs(np.asarray(in_training - one_by_one)).max() > 0.1
+
+
+def test_codistillation_asks_teachers_in_evaluation_mode():
+    """Its losses are divergences of students in training from teachers in evaluation mode."""
+    pools, mask = _two_pools(), jnp.ones(8)
+    models = {name: pool.method.model for name, pool in pools.items()}
+    images = np.random.default_rng(2).normal(2.0, 3.0, size=(8, 6)).astype(np.float32)
+    batch = {"image": jnp.asarray(images)}
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def found():
+        starts = {name: model.init(ROOT) for name, model in models.items()}
+        logits = [
+            {name: models[name].apply(starts[name], batch, **options)[0] for name in models}
+            for options in ({}, {"train": True, "mask": mask})
+        ]
+        unlabelled = {UNLABELLED: Examples(batch, jnp.arange(8)[None])}
+        distilled = codistillation.codistill(
+            pools,
+            starts,
+            Round(0, ROOT, Inputs({}, unlabelled)),
+            dict.fromkeys(pools, TeachingHyper(learning_rate=0.0, interpolation=0.3)),
+            DISTILLATION._replace(steps=1),
+            TOTAL,
+        )
+        return jax.tree.map(jax.nn.log_softmax, logits), distilled.first_loss
+
+    (asked, learning), losses = jax.tree.map(np.float64, found())
+    for student, other in (("small", "large"), ("large", "small")):
+        target = 0.7 * np.exp(asked[other]) + 0.3 * np.exp(asked[student])
+        expected = (target * (np.log(target) - learning[student])).sum(-1).mean()
+        assert losses[student] == pytest.approx(expected, rel=1e-4)
+    assert np.abs(np.exp(learning["large"]) - np.exp(asked["large"])).max() > 0.1
 
 
 def test_rates_end_where_the_run_was_to_end(monkeypatch):

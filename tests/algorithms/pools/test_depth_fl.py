@@ -174,12 +174,16 @@ def test_clients_without_examples_have_no_weight():
 
 
 def test_what_nobody_has_stays():
-    ours = of_depths(("flat",))
-    state = ours.init(jax.random.key(0))
-    experiment = Experiment(ours, resident_data(DATA), {"train": DATA}, 1)
-    outcome = run_experiment(experiment, show_progress=False)
-    assert set(outcome.variables["flat"].params) == {"blocks_0", "exit_0"}
-    assert set(state.params) == {f"{kind}_{n}" for kind in ("blocks", "exit") for n in range(3)}
+    ours = of_depths(("flat",), model=network(widths=WIDTHS[:2]))
+    names = {"blocks_0", "exit_0"}
+    both = lambda: (ours.init(jax.random.key(0)), after_one_round(ours, "flat", (3, 2)))
+    first, state = jax.jit(both)()
+    before = first.params
+    assert set(before) == names | {"blocks_1", "exit_1"}
+    assert set(ours.predictors["flat"].variables(state).params) == names
+    for name, layer in before.items():
+        stays = jax.tree.leaves(jax.tree.map(np.array_equal, layer, state.params[name]))
+        assert all(stays) if name not in names else not any(stays), name
 
 
 def test_exits_teach_one_another():
