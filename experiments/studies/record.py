@@ -134,7 +134,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
                 *(config.get("notes") or ()),
                 *_data_notes(config, environment),
                 *_precision_notes(environment["plan"]),
-                *_device_notes(environment),
+                *_start_notes(environment),
             ],
         }
     except (KeyError, TypeError) as error:
@@ -211,10 +211,14 @@ def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
     return [] if precision == "float32" else [f"Networks computed in {precision}."]
 
 
-def _device_notes(environment: Mapping[str, Any]) -> list[str]:
-    """Notes on a run that was continued on another kind of device than its first."""
-    devices = [environment["device"], *(e["device"] for e in environment.get("resumed", []))]
-    return [f"Devices: {', '.join(dict.fromkeys(devices))}."] if len(set(devices)) > 1 else []
+def _start_notes(environment: Mapping[str, Any]) -> list[str]:
+    """Notes on a run that was continued on another kind of device, or with other code, than its first."""
+    starts = [environment, *environment.get("resumed", [])]
+    notes = []
+    for what, name in (("Devices", "device"), ("Commits", "commit")):
+        found = list(dict.fromkeys(str(start[name]) for start in starts if start.get(name)))
+        notes += [f"{what}: {', '.join(found)}."] if len(found) > 1 else []
+    return notes
 
 
 def _file_name(run: str) -> str:

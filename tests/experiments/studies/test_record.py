@@ -362,3 +362,13 @@ def test_results_that_are_a_file(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     (tmp_path / "results").write_text("")
     assert "cannot write" in refusal(capsys, folder, "--results", tmp_path / "results")
+
+
+def test_other_code_of_a_continued_run_is_noted(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "environment.json"
+    environment = json.loads(path.read_text())
+    environment["resumed"] = [environment, environment | {"commit": "0123abc-dirty"}]
+    path.write_text(json.dumps(environment))
+    note = f"Commits: {environment['commit']}, 0123abc-dirty."
+    assert record.make_record(folder)["notes"] == ["a note", note]
