@@ -212,7 +212,7 @@ def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _start_notes(environment: Mapping[str, Any]) -> list[str]:
-    """Notes on a run that was continued on another kind of device, or with other code, than its first."""
+    """Notes on a run that was continued on another kind of device, or with other code."""
     starts = [environment, *environment.get("resumed", [])]
     notes = []
     for what, name in (("Devices", "device"), ("Commits", "commit")):

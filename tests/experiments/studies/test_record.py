@@ -368,7 +368,7 @@ def test_other_code_of_a_continued_run_is_noted(tmp_path):
     folder = write_run(tmp_path / "run")
     path = folder / "environment.json"
     environment = json.loads(path.read_text())
-    environment["resumed"] = [environment, environment | {"commit": "0123abc-dirty"}]
+    environment["resumed"] = [dict(environment), environment | {"commit": "0123abc-dirty"}]
     path.write_text(json.dumps(environment))
     note = f"Commits: {environment['commit']}, 0123abc-dirty."
     assert record.make_record(folder)["notes"] == ["a note", note]
