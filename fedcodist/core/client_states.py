@@ -31,10 +31,10 @@ class ClientStates(NamedTuple):
 def device_client_states(definitions: Mapping[str, ClientStates], seeds: int) -> dict[str, PyTree]:
     """Every client's initial state: pool -> leaves [seeds, pool, ...], to be moved to the device."""
 
-    def of_all(leaf: Any, clients: int) -> np.ndarray:
+    def of_all(leaf: Any, num_clients: int) -> np.ndarray:
         # The dtype that the device holds: a Python number is one of 64 bits on the host.
         array = np.asarray(leaf, jax.dtypes.canonicalize_dtype(jnp.result_type(leaf)))
-        return np.broadcast_to(array, (seeds, clients, *array.shape))
+        return np.broadcast_to(array, (seeds, num_clients, *array.shape))
 
     return {
         pool: jax.tree.map(
