@@ -32,6 +32,7 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 
@@ -325,6 +326,25 @@ def test_bad_input_is_one_line(make, message):
     with pytest.raises((TypeError, ValueError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", [p_fed_me, per_fed_avg])
+def test_clients_weigh_alike_but_nothing_without_examples(method):
+    model = softmax_regression(on_one_device.FEATURES, on_one_device.CLASSES)
+    method, columns = (
+        method(model, LocalTraining(batch_size=3)),
+        on_one_device.first_rows([3]).columns,
+    )
+    message = method.broadcast(method.init(jax.random.key(0)))
+    kept = method.init_client_state()
+
+    @jax.jit  # which leaves out the training
+    def weight_of(size):
+        data = ClientData(columns, jnp.int32(0), size, size, 3, False)
+        result = method.client_update(message, kept, data, jax.random.key(1), method.hyper)
+        return result.weight
+
+    assert [float(weight_of(size)) for size in (0, 1, 3)] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("method", [p_fed_me, per_fed_avg])

@@ -24,6 +24,7 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
@@ -455,6 +456,20 @@ def test_rounds_are_a_plain_loop(exchange):
     assert max(np.abs(a - b).max() for a, b in zip(student, without[0], strict=True)) > 1e-4
     assert np.abs(rows.teacher.params[0][0] - rows.teacher.params[0][1]).max() > 1e-3
     assert metrics["pool/client_bytes_up"].min() < tree_bytes(student)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "rate"), [("epoch_delta", 1.0), ("step_gradient", HYPER.student_learning_rate)]
+)
+def test_the_server_steps_along_gradients_at_the_students_rate(exchange, rate):
+    """But it takes the mean of the students' changes as it is."""
+    training = TRAINING._replace(optimizer=optax.sgd)
+    method = method_of(links=False, training=training, exchange=exchange)
+    server = method.init(jax.random.key(0))
+    before = method.variables(server).params
+    ones = jax.tree.map(jnp.ones_like, before)
+    after = method.server_update(server, Aggregate(ones, {}, jnp.ones(())), jnp.int32(0), HYPER)
+    assert_close(method.variables(after).params, [kernel - rate for kernel in before])
 
 
 @pytest.mark.slow

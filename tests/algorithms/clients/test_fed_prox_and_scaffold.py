@@ -121,6 +121,23 @@ def test_scaffold_is_a_plain_loop(option, loop):
     assert np.abs(w - other).max() > 1e-3
 
 
+def test_the_variate_of_option_1_is_the_gradient_at_the_received_model():
+    """Not at the trained one, which is further on."""
+    method = variates(option=1)
+    columns = {name: jnp.asarray(column) for name, column in federated().columns.items()}
+    data = ClientData(columns, jnp.int32(0), *[jnp.int32(SIZES[0])] * 2, max(SIZES), False)
+    message = method.broadcast(method.init(jax.random.key(0)))
+
+    @jax.jit  # which leaves out what the variate does not need
+    def new_variate(kept):
+        result = method.client_update(message, kept, data, jax.random.key(1), method.hyper)
+        return result.client_state["w"]
+
+    found, expected = new_variate(method.init_client_state()), gradient(start(), 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert np.abs(gradient(local(start(), 0), 0) - expected).max() > 1e-2
+
+
 @pytest.mark.slow
 def test_no_proximal_weight_is_fed_avg():
     np.testing.assert_allclose(run(prox(0.0))[0], run(averaging())[0], rtol=1e-6)

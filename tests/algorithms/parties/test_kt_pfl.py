@@ -10,11 +10,14 @@ import pytest
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, in_client_order
 from fedcodist.algorithms.parties.knowledge_coefficients import Coefficients, updated_coefficients
-from fedcodist.algorithms.parties.kt_pfl import KTpFLHyper, kt_pfl
+from fedcodist.algorithms.parties.kt_pfl import KTpFLHyper, KTpFLState, kt_pfl
 from fedcodist.algorithms.parties.open_examples import OpenExamples
+from fedcodist.algorithms.parties.party import PartiesResult
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Cohort, Examples, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.method import PARTIES
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
@@ -207,6 +210,36 @@ def test_kt_pfl_is_a_plain_loop(name):
     assert_close(after.coefficients, c)
     assert_close(metrics["linear/coefficients"], np.stack(shown))
     assert not np.allclose(c, 1 / 3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["paper", "released"])
+def test_mixtures_have_the_coefficients_before_the_step_or_after_it(monkeypatch, name):
+    """Parties that have nothing to train, and a step from `before` to `stepped`."""
+    predictions = softmax(np.random.default_rng(1).normal(size=(3, OPEN, CLASSES)))
+    before, stepped = np.eye(3), np.full((3, 3), 1 / 3)
+    groups = check_groups(GROUPS)
+    reports = {n: jnp.asarray(predictions[group.clients]) for n, group in groups.items()}
+    passes = []
+
+    def run_parties(groups, update, message, states, *_):
+        passes.append(states)
+        return PartiesResult(None, dict.fromkeys(groups), reports, {})
+
+    module = "fedcodist.algorithms.parties.kt_pfl"
+    monkeypatch.setattr(f"{module}.run_parties", run_parties)
+    monkeypatch.setattr(f"{module}.updated_coefficients", lambda *_: jnp.asarray(stepped))
+    everyone = Cohort({}, jnp.arange(3), jnp.zeros(3, int), jnp.array(SIZES), max(SIZES))
+    open_ones = Examples({}, jnp.zeros((1, OPEN), int))
+    round = Round(jnp.int32(0), jax.random.key(0), Inputs({PARTIES: everyone}, {PUBLIC: open_ones}))
+    state = KTpFLState(dict.fromkeys(groups), jnp.asarray(before))
+    after, _, metrics = ALGORITHMS[name].round(state, {}, round, HYPER)
+    used = stepped if name == "released" else before
+    _, pupils = passes
+    for n, group in groups.items():
+        expected = np.tensordot(used[group.clients], predictions, axes=1)
+        assert_close(pupils[n][1], expected)
+    assert_close(metrics["linear/coefficients"], used[1])
+    assert_close(after.coefficients, stepped)
 
 
 def test_without_distillation_every_party_trains_alone():

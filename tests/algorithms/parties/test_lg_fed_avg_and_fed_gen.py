@@ -9,11 +9,14 @@ import optax
 import pytest
 
 from fedcodist.algorithms.parties import head_generator
-from fedcodist.algorithms.parties.fed_gen import FedGenHyper, fed_gen
+from fedcodist.algorithms.parties.fed_gen import FedGenHyper, FedGenState, fed_gen
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.head_generator import Generator
 from fedcodist.algorithms.parties.lg_fed_avg import LGFedAvgHyper, lg_fed_avg
+from fedcodist.algorithms.parties.party import PartiesResult
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
@@ -287,6 +290,46 @@ def test_fed_gen_is_a_plain_loop(name, weights):
     assert_close(after.generator, generator)
     counts = np.bincount(COLUMNS["label"], minlength=CLASSES)
     assert_close(after.label_shares, counts / counts.sum())
+
+
+def plainly(key):
+    return tuple(np.asarray(jax.random.key_data(key)).tolist())
+
+
+def test_every_step_of_the_generator_draws_anew(monkeypatch):
+    drawn = []
+
+    def watched(settings, params, head, label_shares, count, key, diversity_weight):
+        drawn.append(plainly(key))
+        return params**2
+
+    monkeypatch.setattr(head_generator, "generated_loss", watched)
+    optimizer = optax.sgd(0.2)
+    settings = SMALL._replace(optimizer=optax.sgd)
+    start = (jnp.ones(()), optimizer.init(jnp.ones(())))
+    with jax.disable_jit():  # so that the keys of a loop's steps have values
+        head_generator.train_generator(settings, start, {}, None, GEN_HYPER, jax.random.key(0))
+    assert len(set(drawn)) == len(drawn) == GENERATOR_STEPS
+
+
+def test_the_generator_has_another_key_in_every_round(monkeypatch):
+    """Parties that have nothing to train."""
+    given, head = [], (jnp.zeros(1), jnp.ones(CLASSES))
+
+    def watched(settings, start, head, label_shares, hyper, key):
+        given.append(plainly(key))
+        return start, jnp.zeros(1)
+
+    module = "fedcodist.algorithms.parties.fed_gen"
+    monkeypatch.setattr(f"{module}.train_generator", watched)
+    none = PartiesResult(Aggregate(head, {}, jnp.ones(())), {}, {}, {})
+    monkeypatch.setattr(f"{module}.run_parties", lambda *_: none)
+    algorithm = ALGORITHMS["gen"]()
+    state = FedGenState({}, None, None, jnp.ones(CLASSES) / CLASSES)
+    for index in range(3):
+        round = Round(jnp.int32(index), jax.random.key(0), Inputs({}, {}))
+        algorithm.round(state, {}, round, algorithm.hyper)
+    assert len(set(given)) == len(given) == 3
 
 
 def test_fed_gen_without_generated_embeddings_is_lg_fed_avg():

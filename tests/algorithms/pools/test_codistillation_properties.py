@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from quick_compilation import QUICK
+from softmax_regression import softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools import codistillation
@@ -20,11 +21,13 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.algorithms.pools.pool_rounds import TrainedPools
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.inputs import Examples, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation, frozen
+from fedcodist.distillation.loop import UNLABELLED, Distillation, Distilled, frozen
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.run.sources import resident_data
 
@@ -245,6 +248,91 @@ def test_no_steps_with_adam_differs_only_by_the_reset_of_moments():
     _assert_trees_close(reset, state)
     assert _distance(_params(reset), _params(_run_rounds("independent"))) > 1e-2
     assert all(int(server.optimizer_state[0].count) == 0 for server in reset.values())
+
+
+# What a round does with the results of training and of distillation.
+
+
+def _with_stand_ins(monkeypatch, build, server=_sgd, server_rate=1.0, **options):
+    """Two linear pools' (first state, round by index, models that were distilled so far).
+
+    Neither is done: clients' pseudo-gradients are 1 everywhere, and students end 2 above their start.
+    """
+    distilled = []
+
+    def train(pools, state, *_):
+        ones = {name: jax.tree.map(jnp.ones_like, state[name].params) for name in pools}
+        aggregates = {name: Aggregate(each, {}, jnp.ones(())) for name, each in ones.items()}
+        return TrainedPools(aggregates, {name: f"{name}, new" for name in pools}, {}, {}, {})
+
+    def teach(pools, starts, *_):
+        distilled.append({name: variables.params["w"] for name, variables in starts.items()})
+        students = {
+            name: variables._replace(params={"w": variables.params["w"] + 2})
+            for name, variables in starts.items()
+        }
+        losses = dict.fromkeys(pools, jnp.zeros(()))
+        return Distilled(students, losses, losses)
+
+    monkeypatch.setattr(f"{build.__module__}.train_pools", train)
+    monkeypatch.setattr(f"{build.__module__}.codistill", teach)
+    method = fed_avg(
+        *(softmax_regression(6, 3), LocalTraining(), server), hyper=FedAvgHyper(0.1, server_rate)
+    )
+    pools = {name: Pool(method, np.arange(8), 2) for name in ("small", "large")}
+    columns = _codistillation_data()[0].columns
+    algorithm = build(pools, columns, 13, TOTAL, distillation=DISTILLATION, **options)
+    start = {name: method.init(ROOT) for name in pools}
+
+    def round_at(index):
+        round = Round(jnp.int32(index), ROOT, Inputs({}, {}))
+        with jax.disable_jit():  # nothing is compiled, and what is distilled has values
+            return algorithm.round(start, dict.fromkeys(pools, "old"), round, algorithm.hyper)
+
+    return start, round_at, distilled
+
+
+@pytest.mark.parametrize(
+    ("build", "options"), [(merged_codistillation, {}), (periodic_codistillation, {"period": 2})]
+)
+def test_clients_keep_what_local_training_leaves_them(monkeypatch, build, options):
+    """Such as SCAFFOLD's variates, in rounds with distillation and without."""
+    _, round_at, distilled = _with_stand_ins(monkeypatch, build, **options)
+    for index in (0, 1):
+        _, kept, _ = round_at(index)
+        assert kept == {"small": "small, new", "large": "large, new"}
+    assert distilled
+
+
+def test_alpha_is_that_of_the_round(monkeypatch):
+    """The direction is opposite to the pseudo-gradient: 1 is FedAvg exactly, and 0 is its reverse."""
+    start, round_at, _ = _with_stand_ins(
+        *(monkeypatch, merged_codistillation),
+        alpha_schedule=lambda alpha, round: alpha * round,
+        alpha=1.0 / (TOTAL - 1),
+    )
+    for index in (0, 1, TOTAL - 1):
+        state, _, _ = round_at(index)
+        for name in start:
+            moved = state[name].params["w"] - start[name].params["w"]
+            np.testing.assert_allclose(moved, 1 - 2 * index / (TOTAL - 1), rtol=1e-4)
+
+
+def test_students_of_the_updated_models_replace_them_and_servers_start_afresh(monkeypatch):
+    start, round_at, distilled = _with_stand_ins(
+        *(monkeypatch, periodic_codistillation, _adam, 0.5), period=2
+    )
+    (first, *_), (second, *_) = round_at(0), round_at(1)
+    (asked,) = distilled
+    for name, server in start.items():
+        # The first step of Adam has the length of the learning rate.
+        updated = server.params["w"] - 0.5
+        np.testing.assert_allclose(first[name].params["w"], updated, atol=1e-4)
+        np.testing.assert_allclose(asked[name], updated, atol=1e-4)
+        np.testing.assert_allclose(second[name].params["w"], updated + 2, atol=1e-4)
+        moments = jax.tree.leaves(second[name].optimizer_state)
+        assert moments and not any(np.any(leaf) for leaf in moments)
+        assert int(first[name].optimizer_state[0].count) == 1
 
 
 # What the merged server consumes.

@@ -10,12 +10,19 @@ from on_one_device import after_one_round
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.depth_fl import DepthFLHyper, depth_fl, mutual_divergence, ramp
+from fedcodist.algorithms.pools.depth_fl import (
+    DepthFLHyper,
+    _client_update,
+    depth_fl,
+    mutual_divergence,
+    ramp,
+)
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen, variable_shapes
@@ -142,6 +149,22 @@ def test_rounds_are_a_plain_loop(names, ramp_up, execution):
 
 
 # ------------------------------------------------------------------------------------ properties
+
+
+def test_exits_learn_the_labels_and_from_one_another(monkeypatch):
+    """The loss that clients are trained with, of given logits."""
+    losses = []
+    module = "fedcodist.algorithms.pools.depth_fl"
+    keep = lambda *_, loss_hook: losses.append(loss_hook)
+    monkeypatch.setattr(f"{module}.train_client", keep)
+    monkeypatch.setattr(f"{module}.client_result", lambda *_, **__: None)
+    data = ClientData({}, jnp.int32(0), jnp.int32(2), jnp.int32(2), 2, False)
+    _client_update(network(), TRAINING)(None, None, data, None, DepthFLHyper(RATE, 1.0, 0.7))
+    (loss,), labels = losses, np.array([0, 2])
+    logits = tuple(np.random.default_rng(0).normal(size=(3, 2, CLASSES)).astype(np.float32))
+    found = loss(LayerOutputs(logits[0], logits), {"label": labels})
+    of_labels = -sum(np.log(softmax(each)[np.arange(2), labels]) for each in logits)
+    np.testing.assert_allclose(found, of_labels + 0.7 * mutual_divergence(logits), rtol=1e-5)
 
 
 def test_one_level_of_one_block_is_fed_avg_with_equal_weights():

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.fed_be import SAMPLINGS, FedBEHyper, fed_be, sharpened
+from fedcodist.algorithms.pools.fed_be import (
+    SAMPLINGS,
+    FedBEHyper,
+    fed_be,
+    mean_of_all,
+    sharpened,
+)
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states
-from fedcodist.core.inputs import Examples
+from fedcodist.core.inputs import Examples, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
@@ -138,6 +144,30 @@ def test_samples_around_a_single_client():
     assert 1e-7 < np.abs(near - none).max() < 1e-2
     apart = [trained(algorithm(samples=4, sampling=each))[0]["odd"] for each in SAMPLINGS]
     assert np.abs(apart[0] - apart[1]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sampling", "clients"), [("gaussian", (2, 3)), ("gaussian", (0, 0)), ("dirichlet", (2, 3))]
+)
+def test_teachers_are_a_pools_average_its_clients_and_samples(monkeypatch, sampling, clients):
+    counts = []
+
+    def watched(models, ensembles, batch):
+        counts.append(tuple(ensembles[name].weights.size for name in POOLS))
+        return mean_of_all(models, ensembles, batch)
+
+    monkeypatch.setattr("fedcodist.algorithms.pools.fed_be.mean_of_all", watched)
+    method = algorithm(samples=4, sampling=sampling, with_clients=any(clients))
+    data = jax.tree.map(jnp.asarray, resident_data(federated(), {UNLABELLED: {"image": IMAGES}}))
+
+    def one_round(state, key):
+        inputs = data.read(method.select(0, key))
+        return method.round(state, dict.fromkeys(POOLS), Round(0, key, inputs), method.hyper)[0]
+
+    # Shapes alone: nothing is compiled.
+    key = jax.random.key(0)
+    jax.eval_shape(one_round, jax.eval_shape(method.init, key), key)
+    assert set(counts) == {tuple(1 + count + 4 for count in clients)}
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.client_states import device_client_states
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -369,6 +369,33 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     kept = trained.client_states.values()
     assert all(isinstance(states, StateAndTrainedModel) == bool(measured) for states in kept)
     assert bool(jax.tree.leaves(list(kept))) == bool(measured)
+
+
+@pytest.mark.parametrize(
+    ("distilled", "students"),
+    [("main", {MAIN}), ("all", {MAIN, "model_1"})],
+)
+def test_models_are_distilled_after_the_warm_up(monkeypatch, distilled, students):
+    """Groups that have nothing to train, and students that end 1 above their start."""
+    monkeypatch.setattr(
+        "fedcodist.algorithms.pools.fed_sdd.train_groups",
+        lambda groups, models, *_, **__: (dict(models), TrainedPools({}, {}, {}, {}, {})),
+    )
+    monkeypatch.setattr(
+        "fedcodist.algorithms.pools.fed_sdd.distilled_students",
+        lambda models, starts, *_, **__: {
+            name: jax.tree.map(lambda w: w + 1, start) for name, start in starts.items()
+        },
+    )
+    algorithm, key = sdd(num_models=2, distilled=distilled, warm_up=2), jax.random.key(0)
+    start = jax.eval_shape(algorithm.init, key)
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
+    for index in (0, 1, 2):
+        round = Round(jnp.int32(index), key, Inputs({}, {}))
+        with jax.disable_jit():  # nothing is compiled
+            state, *_ = algorithm.round(start, {}, round, algorithm.hyper)
+        moved = {n for n in start.models if np.any(weights_of(state, n) != weights_of(start, n))}
+        assert moved == (set() if index < 2 else students)
 
 
 def test_the_buffer_holds_aggregates_that_were_never_distilled():

@@ -9,13 +9,20 @@ import pytest
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.fjord import FjordHyper, fjord, with_ordered_dropout
+from fedcodist.algorithms.pools.fjord import (
+    FjordHyper,
+    OrderedOutputs,
+    _client_update,
+    fjord,
+    with_ordered_dropout,
+)
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen, variable_shapes
@@ -180,6 +187,26 @@ def test_rounds_are_a_plain_loop(names, taught, execution):
 
 
 # ------------------------------------------------------------------------------------ properties
+
+
+def test_the_full_network_learns_the_labels_and_the_drawn_one_from_both(monkeypatch):
+    """The loss that clients are trained with, of given logits, in plain NumPy."""
+    losses = []
+    module = "fedcodist.algorithms.pools.fjord"
+    keep = lambda *_, loss_hook: losses.append(loss_hook)
+    monkeypatch.setattr(f"{module}.train_client", keep)
+    monkeypatch.setattr(f"{module}.client_result", lambda *_, **__: None)
+    update = _client_update(network(), network(), TRAINING, True)
+    data = ClientData({}, 0, 2, 2, 2, False)
+    update(None, None, data, None, FjordHyper(RATE, 1.0, 0.7, 2.0))
+    (loss,), labels = losses, np.array([0, 2])
+    full, drawn = np.random.default_rng(0).normal(size=(2, 2, CLASSES)).astype(np.float32)
+    found = loss(OrderedOutputs(full, drawn), {"label": labels})
+    of_labels = lambda logits: -np.log(softmax(logits)[np.arange(2), labels])
+    target, own = softmax(full / 2), softmax(drawn / 2)
+    divergence = np.sum(target * np.log(target / own), axis=1)
+    expected = of_labels(full) + 0.3 * of_labels(drawn) + 0.7 * divergence
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("taught", [True, False])
