@@ -1,5 +1,6 @@
 """Safetensors files as NumPy arrays, with bfloat16, which the package's NumPy reader lacks."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,8 @@ def save_tensors(
 ) -> None:
     """Writes tensors to a file atomically.
 
-    The file has the process's usual permissions. The package's writer lets only its owner read it.
+    The file has the process's usual permissions. The package's writer lets only its owner read it. The
+    same tensors and metadata are the same bytes.
 
     Args:
       path: the file.
@@ -46,7 +48,17 @@ def save_tensors(
       OSError: the file cannot be written; an existing file stays unchanged.
     """
     content = safetensors.numpy.save(dict(tensors), dict(metadata))
-    write_atomically(Path(path), content)
+    write_atomically(Path(path), _in_order(content) if len(metadata) > 1 else content)
+
+
+def _in_order(content: bytes) -> bytes:
+    """A file's content with its metadata in the order of names, which the package writes in any order."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

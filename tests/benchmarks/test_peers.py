@@ -754,6 +754,16 @@ def test_one_clients_teacher_that_differs_is_found():
     assert differs > side_by_side.TOLERANCE
 
 
+def test_weights_that_are_no_numbers_do_not_agree():
+    """In whichever array they are."""
+    initial = {"kernel": np.zeros(2), "bias": np.zeros(2)}
+    reference = {name: np.ones(2) for name in initial}
+    for name in initial:
+        weights = reference | {name: np.array([1, np.nan])}
+        differs = side_by_side.relative_difference(weights, reference, initial)
+        assert not differs <= side_by_side.TOLERANCE
+
+
 def test_inputs_are_the_same_whenever_they_are_made():
     first, second = make_inputs.make("digits"), make_inputs.make("digits")
     for name, value in first.items():

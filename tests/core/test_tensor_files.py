@@ -94,3 +94,17 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path, monkeypatch):
             save_tensors(path, {"w": np.zeros(2)}, {})
     np.testing.assert_array_equal(load_tensors(path)["w"], np.ones(2))
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_same_tensors_and_metadata_are_the_same_bytes(tmp_path):
+    """The package's own writer has metadata in any order."""
+    tensors = {"ü": np.arange(3.0), "w": np.ones((2, 2), np.float32)}
+    metadata = {"heads": "2", "format": "pt", "size": "größer"}
+    for copy in range(10):
+        save_tensors(tmp_path / str(copy), tensors, metadata)
+    assert len({(tmp_path / str(copy)).read_bytes() for copy in range(10)}) == 1
+    loaded = load_tensors(tmp_path / "0")
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(loaded[name], tensor)
+    with safetensors.safe_open(tmp_path / "0", framework="numpy") as opened:
+        assert opened.metadata() == metadata

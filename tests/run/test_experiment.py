@@ -530,6 +530,10 @@ def test_no_split_has_the_name_in_the_lines_of_training(argument):
 def test_no_splits():
     with pytest.raises(ValueError, match="splits must name at least one"):
         check_experiment(make_experiment()._replace(splits={}))
+    nothing = {name: column[:0] for name, column in make_data().columns.items()}
+    empty = FederatedData(nothing, np.array([0, 0]), ("a",), allow_empty=True)
+    with pytest.raises(ValueError, match=r"^splits\['test'\] must have an example to evaluate"):
+        check_experiment(make_experiment()._replace(splits={"test": empty}))
     # Clients' own examples are enough.
     own = make_experiment()._replace(splits={}, final_client_splits={"own": make_data()})
     assert run_experiment(own, show_progress=False).clients["own"]

@@ -11,6 +11,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -440,6 +441,17 @@ def test_clients_visit_every_group_alike():
     assert visits.sum() == 4 * 3000
     # Each of 12 cells is near 1000 with a standard deviation of about 26.
     assert np.abs(visits - 1000).max() < 120
+
+
+def test_every_group_of_clients_is_equally_likely():
+    """In cohorts of eight, where the closed form of orders of examples is far from it."""
+    pool = Pool(AVERAGING, np.arange(8), 8)
+    first = jax.jit(
+        jax.vmap(lambda n: grouped_models.drawn_groups(pool, [4, 4], n, jax.random.key(0))[0])
+    )
+    groups = np.sort(np.asarray(first(jnp.arange(35_000))), axis=1)
+    _, counts = np.unique(groups, axis=0, return_counts=True)
+    assert len(counts) == 70 and stats.chisquare(counts).pvalue > 1e-5
 
 
 @pytest.mark.slow

@@ -546,6 +546,9 @@ def test_curves_are_means_over_the_seeds_where_all_have_them(tmp_path):
         (12.0, 1.0, "a little above 0", DID_NOT_HOLD),
         (5.0, 0.9, "at most 6", HELD),
         (8.0, 1.9, "at most 6", DID_NOT_HOLD),
+        (12.0, 1.9, "at least 10", HELD),
+        (9.0, 1.9, "at least 10", UNDECIDED),
+        (4.5, 1.2, "at least 10", DID_NOT_HOLD),
         (50.0, None, "above 0", UNDECIDED),
     ],
 )
