@@ -52,7 +52,7 @@ def save_tensors(
 
 
 def _in_order(content: bytes) -> bytes:
-    """A file's content with its metadata in the order of names, which the package writes in any order."""
+    """A file's content with its metadata in the order of names; the package writes them in any."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
