@@ -107,7 +107,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
         record = {
             "experiment": experiment,
             "run": run,
-            "command": environment.get("command"),
+            "command": _without_machine(environment.get("command")),
             "config": config,
             "commit": environment["commit"],
             "seeds": seeds,
@@ -209,6 +209,11 @@ def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
     """Notes on precision, which is in the plan of execution and not in the config."""
     precision = plan.get("precision", "float32")
     return [] if precision == "float32" else [f"Networks computed in {precision}."]
+
+
+def _without_machine(command: str | None) -> str | None:
+    """A command without the folder of a machine in which `runs` lies."""
+    return command and re.sub(r"(?<==)/\S*?/(?=runs/)", "", command)
 
 
 def _start_notes(environment: Mapping[str, Any]) -> list[str]:

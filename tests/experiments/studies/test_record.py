@@ -372,3 +372,14 @@ def test_other_code_of_a_continued_run_is_noted(tmp_path):
     path.write_text(json.dumps(environment))
     note = f"Commits: {environment['commit']}, 0123abc-dirty."
     assert record.make_record(folder)["notes"] == ["a note", note]
+
+
+def test_a_command_names_no_folder_of_a_machine(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "environment.json"
+    command = (
+        "python -m run --config=a/b.py:c --workdir=/home/ann/runs/b/c --config.data.folder=/data/x"
+    )
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"command": command}))
+    shown = command.replace("/home/ann/", "")
+    assert record.make_record(folder)["command"] == shown
