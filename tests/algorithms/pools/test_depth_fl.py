@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from on_one_device import after_one_round
+from round_stand_ins import loss_of_clients
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -22,7 +23,6 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen, variable_shapes
@@ -153,14 +153,8 @@ def test_rounds_are_a_plain_loop(names, ramp_up, execution):
 
 def test_exits_learn_the_labels_and_from_one_another(monkeypatch):
     """The loss that clients are trained with, of given logits."""
-    losses = []
-    module = "fedcodist.algorithms.pools.depth_fl"
-    keep = lambda *_, loss_hook: losses.append(loss_hook)
-    monkeypatch.setattr(f"{module}.train_client", keep)
-    monkeypatch.setattr(f"{module}.client_result", lambda *_, **__: None)
-    data = ClientData({}, jnp.int32(0), jnp.int32(2), jnp.int32(2), 2, False)
-    _client_update(network(), TRAINING)(None, None, data, None, DepthFLHyper(RATE, 1.0, 0.7))
-    (loss,), labels = losses, np.array([0, 2])
+    update, labels = _client_update(network(), TRAINING), np.array([0, 2])
+    loss = loss_of_clients(monkeypatch, update, DepthFLHyper(RATE, 1.0, 0.7))
     logits = tuple(np.random.default_rng(0).normal(size=(3, 2, CLASSES)).astype(np.float32))
     found = loss(LayerOutputs(logits[0], logits), {"label": labels})
     of_labels = -sum(np.log(softmax(each)[np.arange(2), labels]) for each in logits)

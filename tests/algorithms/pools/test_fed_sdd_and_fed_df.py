@@ -11,6 +11,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from round_stand_ins import rounds_of_students
 from scipy import stats
 from softmax_regression import random_clients, softmax_regression
 
@@ -32,7 +33,7 @@ from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.client_states import device_client_states
-from fedcodist.core.inputs import Inputs, Round
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -377,24 +378,10 @@ def test_the_server_gets_sums_over_groups_and_no_clients_model(monkeypatch, meas
     [("main", {MAIN}), ("all", {MAIN, "model_1"})],
 )
 def test_models_are_distilled_after_the_warm_up(monkeypatch, distilled, students):
-    """Groups that have nothing to train, and students that end 1 above their start."""
-    monkeypatch.setattr(
-        "fedcodist.algorithms.pools.fed_sdd.train_groups",
-        lambda groups, models, *_, **__: (dict(models), TrainedPools({}, {}, {}, {}, {})),
-    )
-    monkeypatch.setattr(
-        "fedcodist.algorithms.pools.fed_sdd.distilled_students",
-        lambda models, starts, *_, **__: {
-            name: jax.tree.map(lambda w: w + 1, start) for name, start in starts.items()
-        },
-    )
-    algorithm, key = sdd(num_models=2, distilled=distilled, warm_up=2), jax.random.key(0)
-    start = jax.eval_shape(algorithm.init, key)
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
+    algorithm = sdd(num_models=2, distilled=distilled, warm_up=2)
+    start, after = rounds_of_students(monkeypatch, fed_sdd, algorithm)
     for index in (0, 1, 2):
-        round = Round(jnp.int32(index), key, Inputs({}, {}))
-        with jax.disable_jit():  # nothing is compiled
-            state, *_ = algorithm.round(start, {}, round, algorithm.hyper)
+        state = after(index)
         moved = {n for n in start.models if np.any(weights_of(state, n) != weights_of(start, n))}
         assert moved == (set() if index < 2 else students)
 

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from round_stand_ins import rounds_of_students
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import FedSDDPoolsHyper, fed_sdd_pools
 from fedcodist.algorithms.pools.grouped_models import ENSEMBLE
 from fedcodist.algorithms.pools.pool import Pool
-from fedcodist.algorithms.pools.pool_rounds import TrainedPools
-from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
@@ -186,24 +185,10 @@ def test_it_is_a_plain_loop(options, plainly):
     [("main", {"a", "b"}), ("all", {"a", "a_model_1", "b", "b_model_1"})],
 )
 def test_main_models_or_all_are_distilled_after_the_warm_up(monkeypatch, distilled, students):
-    """Groups that have nothing to train, and students that end 1 above their start."""
-    monkeypatch.setattr(
-        "fedcodist.algorithms.pools.fed_sdd_pools.train_groups",
-        lambda groups, models, *_, **__: (dict(models), TrainedPools({}, {}, {}, {}, {})),
-    )
-    monkeypatch.setattr(
-        "fedcodist.algorithms.pools.fed_sdd_pools.distilled_students",
-        lambda models, starts, *_, **__: {
-            name: jax.tree.map(lambda w: w + 1, start) for name, start in starts.items()
-        },
-    )
-    algorithm, key = build(distilled=distilled, warm_up=2), jax.random.key(0)
-    start = jax.eval_shape(algorithm.init, key)
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
+    algorithm = build(distilled=distilled, warm_up=2)
+    start, after = rounds_of_students(monkeypatch, fed_sdd_pools, algorithm)
     for index in (0, 1, 2):
-        round = Round(jnp.int32(index), key, Inputs({}, {}))
-        with jax.disable_jit():  # nothing is compiled
-            state, *_ = algorithm.round(start, dict.fromkeys(start.models), round, algorithm.hyper)
+        state = after(index)
         moved = {n for n in start.models if np.any(weights(state, n) != weights(start, n))}
         assert moved == (set() if index < 2 else students)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from round_stand_ins import loss_of_clients
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
@@ -22,7 +23,6 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
 from fedcodist.core.model import Variables, from_flax_linen, variable_shapes
@@ -191,15 +191,8 @@ def test_rounds_are_a_plain_loop(names, taught, execution):
 
 def test_the_full_network_learns_the_labels_and_the_drawn_one_from_both(monkeypatch):
     """The loss that clients are trained with, of given logits, in plain NumPy."""
-    losses = []
-    module = "fedcodist.algorithms.pools.fjord"
-    keep = lambda *_, loss_hook: losses.append(loss_hook)
-    monkeypatch.setattr(f"{module}.train_client", keep)
-    monkeypatch.setattr(f"{module}.client_result", lambda *_, **__: None)
-    update = _client_update(network(), network(), TRAINING, True)
-    data = ClientData({}, 0, 2, 2, 2, False)
-    update(None, None, data, None, FjordHyper(RATE, 1.0, 0.7, 2.0))
-    (loss,), labels = losses, np.array([0, 2])
+    update, labels = _client_update(network(), network(), TRAINING, True), np.array([0, 2])
+    loss = loss_of_clients(monkeypatch, update, FjordHyper(RATE, 1.0, 0.7, 2.0))
     full, drawn = np.random.default_rng(0).normal(size=(2, 2, CLASSES)).astype(np.float32)
     found = loss(OrderedOutputs(full, drawn), {"label": labels})
     of_labels = lambda logits: -np.log(softmax(logits)[np.arange(2), labels])
