@@ -53,10 +53,10 @@ def check_settings(config: ConfigDict) -> None:
             check(path, value)
         elif isinstance(value, ConfigDict) and (nearest := _misspelt_group(path, config)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
-        elif isinstance(value, ConfigDict) and path.rpartition(".")[0] == "training":
-            pass  # of a method of one's own
         elif (path.startswith(closed) and not path.startswith(_OF_FUNCTIONS)) or (
-            path.rpartition(".")[0] == "training" and _only_library_reads_training(config)
+            path.rpartition(".")[0] == "training"
+            and not isinstance(value, ConfigDict)  # the group of a method of one's own
+            and _only_library_reads_training(config)
         ):
             known = [name for name in ALLOWED if name.startswith((*closed, "training."))]
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
