@@ -15,6 +15,8 @@ from fedcodist.core.inputs import ClientData
 PyTree = Any
 # The column of what a network learns to say of an example; no data set has this name by chance.
 TARGET = "fedcodist/target"
+# The column of an example's number, by which `one_view` draws.
+_NUMBER = "fedcodist/number"
 # (batch, key, positions in the whole batch) -> batch; traced inside the step.
 Preprocess = Callable[[dict[str, jax.Array], jax.Array, jax.Array], dict[str, jax.Array]]
 
@@ -95,6 +97,33 @@ def beside_targets(preprocess: Preprocess) -> Preprocess:
         return {**preprocess(examples, key, positions), TARGET: batch[TARGET]}
 
     return preprocessed
+
+
+def one_view(
+    columns: Mapping[str, jax.Array], preprocess: Preprocess, key: jax.Array
+) -> tuple[dict[str, jax.Array], Preprocess]:
+    """Examples, and a preprocessing that shows the same view of each example in all passes over them.
+
+    So what a network says of examples and what another then learns from are the same images, also if
+    they are augmented.
+
+    Args:
+      columns: name -> [examples, ...].
+      preprocess: (batch, key, positions) -> batch. If it is random, it draws by key and position.
+      key: of random augmentation.
+
+    Returns:
+      The columns, with one of the examples' numbers, and the preprocessing of their batches.
+    """
+
+    def preprocessed(
+        batch: dict[str, jax.Array], key_of_step: jax.Array, positions: jax.Array
+    ) -> dict[str, jax.Array]:
+        examples = {name: column for name, column in batch.items() if name != _NUMBER}
+        return preprocess(examples, key, batch[_NUMBER])
+
+    count = next(iter(columns.values())).shape[0]
+    return {**columns, _NUMBER: jnp.arange(count)}, preprocessed
 
 
 def on_examples(

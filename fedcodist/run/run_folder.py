@@ -285,7 +285,7 @@ def _machine(environment: Any) -> dict[str, Any]:
         versions = environment.get("versions")
         jaxlib = versions.get("jaxlib") if isinstance(versions, dict) else None
         values = {"x64": environment.get("x64"), "jaxlib": jaxlib}
-        for name in ("device", "matmul_precision", "prng"):
+        for name in ("device", "matmul_precision", "prng", "prng_is_partitionable"):
             values[name] = environment.get(name)
     return {name: value for name, value in values.items() if value is not None}
 
@@ -306,6 +306,8 @@ def _environment(plan: Mapping[str, Any]) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
         "prng": str(jax.config.jax_default_prng_impl),
+        # A flag of the transition to other draws of threefry, which a later release may drop.
+        "prng_is_partitionable": getattr(jax.config, "jax_threefry_partitionable", True),
         "x64": jax.dtypes.canonicalize_dtype("float64") == "float64",
         "cores": os.cpu_count(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

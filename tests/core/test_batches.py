@@ -20,6 +20,22 @@ def test_places_are_those_of_a_slice(step, size, count):
     np.testing.assert_array_equal(rows, np.clip(expected, 0, max(count - 1, 0)))
 
 
+def test_all_passes_have_one_view_of_an_example():
+    def preprocess(batch, key, positions):
+        assert set(batch) == {"x"}
+        draws = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))(positions)
+        return {"x": batch["x"], "draw": draws}
+
+    key = jax.random.key(3)
+    columns, of_view = batches.one_view({"x": jnp.arange(5)}, preprocess, key)
+    whole = batches.read(columns, jnp.arange(5), of_view, jax.random.key(0), jnp.arange(5))
+    indices = jnp.array([4, 0, 4])
+    part = batches.read(columns, indices, of_view, jax.random.key(1), jnp.arange(7, 10))
+    expected = preprocess({"x": jnp.arange(5)}, key, jnp.arange(5))["draw"]
+    assert whole["draw"].tolist() == expected.tolist()
+    assert part["draw"].tolist() == expected[indices].tolist() and set(part) == {"x", "draw"}
+
+
 def test_examples_are_read_with_their_places_and_a_key():
     columns = {"x": jnp.arange(10.0), "label": jnp.arange(10)}
 

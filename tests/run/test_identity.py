@@ -487,7 +487,10 @@ def test_how_it_is_executed_is_the_plan(settings, message, finished):
     run_experiment(experiment, finished, change_plan=True, show_progress=False)
 
 
-@pytest.mark.parametrize("name", ["x64", "jaxlib", "device", "matmul_precision", "prng"])
+MACHINE = ("x64", "jaxlib", "device", "matmul_precision", "prng", "prng_is_partitionable")
+
+
+@pytest.mark.parametrize("name", MACHINE)
 def test_the_machine_belongs_to_the_plan(name, finished):
     environment = json.loads((finished / "environment.json").read_text())
     (environment["versions"] if name == "jaxlib" else environment)[name] = "another"
@@ -497,7 +500,7 @@ def test_the_machine_belongs_to_the_plan(name, finished):
     run_experiment(make_experiment(), finished, change_plan=True, show_progress=False)
     run(finished)
     # Of a folder that does not say so, nobody knows.
-    unknown = dict.fromkeys(("versions", "device", "x64", "matmul_precision", "prng", "resumed"))
+    unknown = dict.fromkeys(("versions", "resumed", *MACHINE))
     edited(finished, **unknown)
     run(finished)
 

@@ -37,7 +37,7 @@ from fedcodist.algorithms.parties.shared_examples import (
     shared_examples,
     without_examples,
 )
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
@@ -119,13 +119,17 @@ def decentralised_periodic_codistillation(
         # Algorithm 1, in every round: each model is trained; here only by its client.
         rate = hyper.learning_rate
         trained = train_alone(groups, training, num_rounds, state, round, rate, execution)
-        columns = columns_of_round(round.inputs.examples[PUBLIC])
+        view = keys.derive(round.key, "view", round.index)
+        columns, preprocess = batches.one_view(
+            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
+        )
+        of_answered = distillation._replace(preprocess=beside_targets(preprocess))
 
         def answer(
             model: Model, message: None, learner: Learner, data: ClientData, key: jax.Array
         ) -> PartyResult:
             examples, size = shared_examples(columns, data), answers.inference_batch_size
-            logits = inference(model, learner.variables, examples, distillation.preprocess, size)
+            logits = inference(model, learner.variables, examples, preprocess, size)
             return PartyResult(None, {}, reports=jax.nn.softmax(logits / hyper.temperature))
 
         def learn(
@@ -134,7 +138,7 @@ def decentralised_periodic_codistillation(
             learner, target, has_teacher = client
             examples = shared_examples(columns | {TARGET: target}, data)
             examples = without_examples(examples, has_teacher)
-            student = _student(model, distillation, training, learner, examples, key, hyper)
+            student = _student(model, of_answered, training, learner, examples, key, hyper)
             keep = lambda new, old: jnp.where(has_teacher, new, old)
             return PartyResult(jax.tree.map(keep, student, learner), {})
 
@@ -204,7 +208,7 @@ def _student(
     divergence = kl_divergence("forward")
     variables = train_client(
         model,
-        distillation._replace(preprocess=beside_targets(distillation.preprocess)),
+        distillation,
         learner.variables,
         examples,
         key,

@@ -35,7 +35,7 @@ from fedcodist.algorithms.parties.shared_examples import (
     inference,
     shared_examples,
 )
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
@@ -112,7 +112,10 @@ def ds_fl(
     def round_(
         state: DSFLState, client_states: PyTree, round: Round, hyper: DSFLHyper
     ) -> AfterRound:
-        columns = columns_of_round(round.inputs.examples[PUBLIC])
+        view = keys.derive(round.key, "view", round.index)
+        columns, preprocess = batches.one_view(
+            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
+        )
 
         # Local training, then probabilities of the open examples, which the party sends.
         def train(
@@ -120,7 +123,7 @@ def ds_fl(
         ) -> PartyResult:
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             examples, size = shared_examples(columns, data), open_examples.inference_batch_size
-            logits = inference(model, trained.variables, examples, distillation.preprocess, size)
+            logits = inference(model, trained.variables, examples, preprocess, size)
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, jax.nn.softmax(logits))
 
@@ -130,7 +133,7 @@ def ds_fl(
         ) -> TrainedClient:
             return train_client(
                 model,
-                distillation._replace(preprocess=beside_targets(distillation.preprocess)),
+                distillation._replace(preprocess=beside_targets(preprocess)),
                 variables,
                 examples,
                 key,

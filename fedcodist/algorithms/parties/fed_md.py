@@ -41,7 +41,7 @@ from fedcodist.algorithms.parties.party import (
     run_parties,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, shared_examples
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET
@@ -102,7 +102,8 @@ def fed_md(
       num_classes: of the joint label space, public and private classes.
       digest: optimizer, batch size, epochs and preprocessing for public examples. Large batches suit the
         loss, whose gradient does not get smaller near the minimum. With 0 epochs no party learns from
-        others. Logits to send use the same preprocessing, with one fixed key if it is random.
+        others. If the preprocessing is random, a round has one view of each example, the same for the
+        logits to send and for the digest of all parties.
       revisit: the same for private examples.
       gradient_hook: (gradient, params) -> gradient of digest and revisit, such as a penalty's.
       hyper: learning rates, weights and temperature.
@@ -132,8 +133,10 @@ def fed_md(
     def round_(
         state: dict[str, Party], client_states: PyTree, round: Round, hyper: FedMDHyper
     ) -> AfterRound:
-        public = aligned_columns(alignment, round.inputs.examples[PUBLIC])
-
+        view = keys.derive(round.key, "view", round.index)
+        columns = aligned_columns(alignment, round.inputs.examples[PUBLIC])
+        public, preprocess = batches.one_view(columns, digest.preprocess, view)
+        digest_of_round = digest._replace(preprocess=preprocess)
         scores = exchanged_scores(alignment, hyper.temperature)
 
         def communicate(
@@ -141,15 +144,16 @@ def fed_md(
         ) -> PartyResult:
             variables, weight = sender
             examples, size = shared_examples(public, data), alignment.inference_batch_size
-            return sent(model, variables, weight, examples, digest, size, scores)
+            return sent(model, variables, weight, examples, digest_of_round, size, scores)
 
         def learn(
             model: Model, consensus: jax.Array, party: Party, data: ClientData, key: jax.Array
         ) -> PartyResult:
             examples = shared_examples(public | {TARGET: consensus}, data)
             rates = (hyper.digest_learning_rate, hyper.revisit_learning_rate)
+            trainings = (digest_of_round, revisit)
             return digest_and_revisit(
-                model, party, examples, data, key, digest, revisit, gradient_hook, rates, scores
+                model, party, examples, data, key, *trainings, gradient_hook, rates, scores
             )
 
         def run(

@@ -40,7 +40,7 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, inference, shared_examples
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
@@ -137,7 +137,10 @@ def kt_pfl(
     def round_(
         state: KTpFLState, client_states: PyTree, round: Round, hyper: KTpFLHyper
     ) -> AfterRound:
-        columns = columns_of_round(round.inputs.examples[PUBLIC])
+        view = keys.derive(round.key, "view", round.index)
+        columns, preprocess = batches.one_view(
+            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
+        )
         sizes = round.inputs.cohorts[PARTIES].sizes
         divergence = softened(kl_divergence("forward"), hyper.temperature, scaled=False)
 
@@ -147,7 +150,7 @@ def kt_pfl(
         ) -> PartyResult:
             trained = train_client(model, local, variables, data, key, hyper.learning_rate)
             examples, size = shared_examples(columns, data), open_examples.inference_batch_size
-            logits = inference(model, trained.variables, examples, distillation.preprocess, size)
+            logits = inference(model, trained.variables, examples, preprocess, size)
             metrics = training_metrics(trained)
             soft = jax.nn.softmax(logits / hyper.temperature)
             return PartyResult(trained.variables, metrics, reports=soft)
@@ -163,7 +166,7 @@ def kt_pfl(
 
             examples = shared_examples(columns | {TARGET: mixture}, data)
             rate = hyper.distillation_learning_rate
-            training = distillation._replace(preprocess=beside_targets(distillation.preprocess))
+            training = distillation._replace(preprocess=beside_targets(preprocess))
             taught = train_client(model, training, variables, examples, key, rate, loss_hook=loss)
             metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
             return PartyResult(taught.variables, metrics)
