@@ -4,11 +4,12 @@ import contextlib
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from fedcodist.config.references import called_with_settings
-from fedcodist.config.settings import ALLOWED
+from fedcodist.config.settings import ALLOWED, is_group
 
 
 def bind(
@@ -25,7 +26,8 @@ def bind(
       function: with arguments by name.
       settings: name -> value.
       prefix: of the settings' path, such as "algorithm.".
-      given: arguments, or fields of named tuples, that are not settings; they go before settings.
+      given: arguments, or fields of named tuples, that are not settings. They go before settings of the
+        library; a setting of another name must not be there too.
 
     Raises:
       ValueError, TypeError: names the setting. It is missing, the function has no such argument, or the
@@ -34,10 +36,15 @@ def bind(
     """
     names = accepted(function, given)
     for name, value in settings.items():
-        is_of_another = f"{prefix}{name}" in ALLOWED or hasattr(value, "items")
-        if name not in names and not is_of_another:
+        path, has_settings = f"{prefix}{name}", hasattr(value, "items")
+        is_unknown = name not in (*names, function.__name__) and not is_group(path)
+        # `check_settings` looks at the groups of the library's methods.
+        if has_settings and is_unknown and not function.__module__.startswith("fedcodist."):
+            warnings.warn(f"{path} is not read by {function.__name__}.", stacklevel=2)
+        is_of_another = path in ALLOWED or is_group(path) or has_settings
+        if not is_of_another and (name in given or name not in names):
             raise ValueError(
-                f"{prefix}{name} is not a setting of {function.__name__}, which has "
+                f"{path} is not a setting of {function.__name__}, which has "
                 f"{', '.join(_settings_of(function, given)) or 'none'}."
             )
     arguments: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Builds the method of a pool's clients from a config's `training`.
 
 `training.method` names the method; the default is FedAvg. OFFERS makes the arguments of a method that
-are not settings. The others are settings of `training.<its name>`, or else of `training`.
+are not settings. The others are settings of the group `training.<its name>`, or of `training` if there
+is no such group.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedcodist.config.bind import bind, offered
+from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
@@ -35,6 +36,10 @@ class Clients(NamedTuple):
     num_clients: int
 
 
+# `training.proximal_weight` is FedProx's, which is far smaller than theirs.
+_OTHER_PROXIMAL_WEIGHT = ("ditto", "p_fed_me")
+
+
 def client_method(clients: Clients) -> FederatedMethod:
     """Builds the method by which a pool's clients train and its server aggregates their updates."""
     entry, training = client_entry(clients.config), clients.config.training
@@ -42,10 +47,14 @@ def client_method(clients: Clients) -> FederatedMethod:
     function, settings, prefix = function_of(entry), training, "training."
     if isinstance(training.get(entry.name), ConfigDict):
         settings, prefix = training[entry.name], f"training.{entry.name}."
-    elif entry.name in ("ditto", "p_fed_me"):
-        # `training.proximal_weight` is FedProx's, which is far smaller than theirs.
+    elif entry.name in _OTHER_PROXIMAL_WEIGHT:
         settings = {name: value for name, value in training.items() if name != "proximal_weight"}
     given = offered(function, OFFERS, clients, of_the_library=_OF_SINGLE_METHODS)
+    if settings is not training and entry.name not in _OTHER_PROXIMAL_WEIGHT:
+        for name in sorted(accepted(function, given) & set(training) - set(given)):
+            raise ValueError(
+                f"training.{name} is not read beside the group training.{entry.name}: set it there."
+            )
     return bind(function, settings, prefix, **given)
 
 

@@ -10,19 +10,21 @@ from ml_collections import ConfigDict
 # Beginning of a library's message -> the setting, for arguments whose settings have another name.
 # The first pattern that matches counts; {} stands for what its groups hold.
 _SETTINGS = (
-    (r"pools\['\w+'\]\.poisson\.most\b", "training.privacy.most"),
-    (r"pools\['\w+'\]\.poisson\.cycle\b", "training.privacy.bands"),
+    (r"pools\['[^']+'\]\.poisson\.most\b", "training.privacy.most"),
+    (r"pools\['[^']+'\]\.poisson\.cycle\b", "training.privacy.bands"),
     (r"cycle\b", "training.privacy.bands"),
-    (r"(?:pools|levels)\['(\w+)'\]\.(\w+)", "pools.{}.{}"),
+    (r"(?:pools|levels)\['([^']+)'\]\.(\w+)", "pools.{}.{}"),
     (r"training\.privacy\.(?:adaptive|noise_multiplier)\.(\w+)", "training.privacy.{}"),
     (r"privacy\.(\w+)", "training.privacy.{}"),
     (r"privacy\.(\w+)", "algorithm.privacy.{}"),  # of parties
     (r"accountant\b", "training.privacy.accountant"),
-    (r"teaching\['(\w+)'\]\.(\w+)", "pools.{}.teaching.{}"),
-    (r"alpha\['(\w+)'\]", "pools.{}.alpha"),
-    (r"fraction\['(\w+)'\]", "pools.{}.fraction"),
+    (r"teaching\['([^']+)'\]\.(\w+)", "pools.{}.teaching.{}"),
+    (r"alpha\['([^']+)'\]", "pools.{}.alpha"),
+    (r"fraction\['([^']+)'\]", "pools.{}.fraction"),
     (r"fraction\b", "pools"),
+    (r"(?:\w+\.)?inference_batch_size\b", "evaluation.batch_size"),
     (r"(?:teaching|hyper|adjustments)\.(\w+)", "algorithm.{}"),  # FedSDD's, HeteroFL's
+    (r"(?:alignment|open_examples|public|answers)\.(\w+)", "algorithm.{}"),  # of parties and graphs
     (r"teaching\b", "pools.*.teaching.weight"),
     (r"patience\.(?:data\.)?(\w+)", "phases.*.{}"),
     (r"validation\.(\w+)", "algorithm.validation.{}"),
@@ -33,7 +35,6 @@ _SETTINGS = (
     (r"evaluate_clients\b", "evaluation.clients"),
     (r"checkpoint_every\b", "evaluation.checkpoint_every"),
     (r"evaluation_batch_size\b", "evaluation.batch_size"),
-    (r"inference_batch_size\b", "evaluation.batch_size"),
     (r"splits\b", "evaluation.splits"),
     (r"final_splits\b", "evaluation.final_splits"),
     (r"client_splits\b", "evaluation.client_splits"),

@@ -21,6 +21,11 @@ def execution_of(config: ConfigDict) -> Execution:
     if settings.chunk_size is None:
         return Execution(settings.loop)
     check_integer("execution.chunk_size", settings.chunk_size, low=1)
+    if settings.loop == "scan" and settings.chunk_size > 1:
+        raise ValueError(
+            "execution.chunk_size must be None with execution.loop='scan', which runs clients one by "
+            f"one, got {settings.chunk_size}: set execution.loop='vmap'."
+        )
     return Execution(settings.loop, settings.chunk_size)
 
 

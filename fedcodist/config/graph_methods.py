@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -23,10 +22,10 @@ from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import num_parties, public_of
-from fedcodist.config.referenced_networks import classes_of, referenced_module
+from fedcodist.config.referenced_networks import classes_of, example_of, referenced_module
 from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_number, check_several, shown
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.models import MLP, NormalizedCNN, ResNet
@@ -134,18 +133,20 @@ def centralised_examples(data: Data) -> dict[str, np.ndarray]:
 
 def image_shape(data: Data) -> tuple[int, ...]:
     """The shape of an image as networks see it, after preprocessing."""
-    images = data.splits["train"].columns["image"]
-    batch = {"image": jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)}
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    seen = jax.eval_shape(data.preprocess, batch, key, jax.ShapeDtypeStruct((1,), jnp.int32))
-    return seen["image"].shape[1:]
+    return example_of(data).shape[1:]
 
 
 def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.ndarray:
+    if not isinstance(described, Mapping | ConfigDict):
+        raise TypeError(
+            f"{setting} must be a graph's name and settings, such as dict(name='complete'), got "
+            f"{shown(described)}."
+        )
     settings = {name: value for name, value in dict(described).items() if value is not None}
     name = settings.pop("name", None)
     if name == "time_varying":
         _check_names(setting, name, settings, {"graphs", "every"}, {"graphs"})
+        check_several(f"{setting}.graphs", settings["graphs"])
         several = [
             _graph(f"{setting}.graphs[{index}]", description, num_clients)
             for index, description in enumerate(settings.pop("graphs"))
@@ -197,10 +198,9 @@ def _graph_or_server(config: ConfigDict, data: Data) -> np.ndarray | None:
 
     FedAvg then has a server, so that its messages count as one model each way.
     """
+    graph = graph_of(config, data.splits["train"].num_clients)
     is_complete = config.parties.graph.get("name") == "complete"
-    if is_complete and config.algorithm.name == "decentralised_fed_avg":
-        return None
-    return graph_of(config, data.splits["train"].num_clients)
+    return None if is_complete and config.algorithm.name == "decentralised_fed_avg" else graph
 
 
 def _num_shared(config: ConfigDict, data: Data) -> int | None:

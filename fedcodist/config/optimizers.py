@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.config_errors import choice
 from fedcodist.config.references import function_at, is_reference
 from fedcodist.core.checks import check_number
-from fedcodist.core.local_training import OptimizerFactory
+from fedcodist.core.local_training import OptimizerFactory, check_factory
 
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:
@@ -34,6 +34,7 @@ def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> Optim
             f"{setting} must be the name of an optax optimizer, or package.module:function with an "
             f"argument learning_rate, got {name!r}."
         )
+    check_factory(setting, optimizer)
     if epsilon is not None:
         check_number(setting.replace("optimizer", "epsilon"), epsilon, low=0)
         if "eps" in accepted:
@@ -51,7 +52,7 @@ def with_momentum(
 
     Args:
       create: its factory.
-      momentum: in [0, 1), or None.
+      momentum: in [0, 1], or None.
       settings: the settings that have the optimizer's name and the momentum.
       name: of the optimizer.
 

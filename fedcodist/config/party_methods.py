@@ -12,14 +12,12 @@ OFFERS makes the arguments of a method that are not settings. The others are set
 `fedcodist.config.phases` runs the training before the method's first round.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.groups import PartyGroup
@@ -222,11 +220,9 @@ def _model_of(shape: Network, data: Data, width: int | None) -> Model:
 
 
 def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
-    """Adam with the config's epsilon, or the optimizer of optax that `algorithm.optimizer` names."""
-    if (name := settings.get("optimizer", "adam")) != "adam":
-        return optimizer_of("algorithm.optimizer", name)
-    check_number("algorithm.epsilon", settings.epsilon, above=0)
-    return functools.partial(optax.adam, eps=settings.epsilon)
+    """The optimizer that `algorithm.optimizer` names, with the config's epsilon if it has one."""
+    name = settings.get("optimizer", "adam")
+    return optimizer_of("algorithm.optimizer", name, settings.get("epsilon"))
 
 
 def output_penalty_of(config: ConfigDict) -> Callable[[Any, Any], Any]:

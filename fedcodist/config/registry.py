@@ -67,6 +67,12 @@ CODISTILLATION = ("periodic_codistillation", "merged_codistillation")
 METHODS = (BASELINE, *CODISTILLATION)  # those of the codistillation paper
 
 
+def is_of_the_library(name: str) -> bool:
+    """Whether a method of this name is registered, and its function is this library's."""
+    entry = ENTRIES.get(name)
+    return entry is not None and str(entry.make).startswith("fedcodist.")
+
+
 def register(entry: Entry) -> None:
     """Adds a method; adding the same method again changes nothing.
 

@@ -3,9 +3,10 @@
     config.schedules = dict(client_learning_rate=dict(name="exponential_decay", factor=0.99))
 
 A schedule's other settings are arguments of the function called `name`, in SCHEDULES or a reference. It
-returns a function (value, round) -> value in that round. If it has an argument `num_rounds`, it gets the
-rounds of the run. A hyper-parameter is a field of the algorithm's `hyper`. Most methods of clients have
-`client_learning_rate`, which stands for that of all pools; most methods of parties have `learning_rate`.
+returns a function (value, round) -> value in that round. If it has an argument `num_rounds` that is not
+set, it gets the rounds of the run. A hyper-parameter is a field of the algorithm's `hyper`. Most methods
+of clients have `client_learning_rate`, which stands for that of all pools; most methods of parties have
+`learning_rate`.
 """
 
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def with_schedules(algorithm: FederatedAlgorithm, config: ConfigDict) -> Federat
     for name, settings in (config.get("schedules") or {}).items():
         make = choice_or_reference(f"schedules.{name}.name", settings.get("name"), SCHEDULES)
         others = {setting: value for setting, value in settings.items() if setting != "name"}
-        given = offered(make, OFFERS, config)
+        own = {argument: offer for argument, offer in OFFERS.items() if argument not in others}
+        given = offered(make, own, config)
         schedules[name] = bind(make, others, f"schedules.{name}.", **given)
     return scheduled(algorithm, schedules) if schedules else algorithm

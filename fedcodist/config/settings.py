@@ -6,6 +6,7 @@ the range in which a value makes sense for any method.
 
 import difflib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.data_settings import OF_ALL
 from fedcodist.config.references import is_reference
+from fedcodist.config.registry import BASELINE, ENTRIES, is_of_the_library
 from fedcodist.core.checks import (
     MOST_EPOCHS,
     check_boolean,
@@ -53,6 +55,11 @@ def check_settings(config: ConfigDict) -> None:
             check(path, value)
         elif isinstance(value, ConfigDict) and (nearest := _misspelt_group(path, config)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
+        elif isinstance(value, ConfigDict) and _is_unread_group(path, config):
+            warnings.warn(
+                f"{path} is not read in this run: neither the library nor its method has such a group.",
+                stacklevel=2,
+            )
         elif (path.startswith(closed) and not path.startswith(_OF_FUNCTIONS)) or (
             path.rpartition(".")[0] == "training"
             and not isinstance(value, ConfigDict)  # the group of a method of one's own
@@ -62,6 +69,8 @@ def check_settings(config: ConfigDict) -> None:
             (nearest,) = difflib.get_close_matches(path, known, n=1, cutoff=0)
             if nearest.startswith("pools.*.") and path.count(".") > 1:
                 nearest = nearest.replace("*", path.split(".")[1], 1)
+            raise ValueError(f"{path} is no setting; did you mean {nearest}?")
+        elif "." not in path and (nearest := _misspelt_name(path)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
@@ -89,7 +98,7 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
     """
     chosen = _value(config, "training", "method"), _value(config, "algorithm", "name")
     *of, name = path.split(".")
-    if name in [str(method).rpartition(":")[2] for method in chosen]:
+    if is_group(path) or name in [str(method).rpartition(":")[2] for method in chosen]:
         return ""
     # A star stands for the name of a pool or a domain.
     known = [group.split(".") for group in sorted(_GROUPS)]
@@ -100,6 +109,31 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
         if fnmatchcase(path, ".".join([*group[:-1], "*"]))
     ]
     return next(iter(difflib.get_close_matches(path, spelt, n=1, cutoff=0.9)), "")
+
+
+def _misspelt_name(name: str) -> str:
+    """The setting outside of groups whose name this nearly is; '' for none."""
+    known = [path for path in (*ALLOWED, *_GROUPS) if "." not in path]
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), "")
+
+
+def is_group(path: str) -> bool:
+    """Whether some part of the library, or a method of this name, has such a group of settings."""
+    return path in _GROUPS or path.rpartition(".")[2] in ENTRIES
+
+
+def _is_unread_group(path: str, config: ConfigDict) -> bool:
+    """Whether the path is a group in `training` or `algorithm` that no method of the library reads.
+
+    It may be that of a method of one's own, which another run of the config has. Such a method may also
+    have groups as arguments, so `bind` looks at its settings.
+    """
+    of = path.rpartition(".")[0]
+    chosen = {
+        "training": str(_value(config, "training", "method") or BASELINE),
+        "algorithm": str(_value(config, "algorithm", "name")),
+    }
+    return of in chosen and is_of_the_library(chosen[of]) and not is_group(path)
 
 
 def _value(config: ConfigDict, group: str, name: str) -> Any:

@@ -122,7 +122,7 @@ def one_view(
         examples = {name: column for name, column in batch.items() if name != _NUMBER}
         return preprocess(examples, key, batch[_NUMBER])
 
-    count = next(iter(columns.values())).shape[0]
+    count = len(next(iter(columns.values()), ()))
     return {**columns, _NUMBER: jnp.arange(count)}, preprocessed
 
 

@@ -158,6 +158,8 @@ def check_names(name: str, names: Iterable[Any]) -> None:
     for entry in names:
         if not isinstance(entry, str):
             raise TypeError(f"{name} must have names that are text, got {shown(entry)}.")
+        if not entry:
+            raise ValueError(f"{name} must have names that are not empty.")
         if "/" in entry:
             raise ValueError(f"{name} must have names without '/', got {entry!r}.")
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import batches, keys
-from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import check_integer, check_stream
+from fedcodist.core.batches import Preprocess, check_preprocess
+from fedcodist.core.checks import check_function, check_integer, check_stream
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import OptimizerFactory, check_factory, lasting_state
@@ -62,6 +62,8 @@ def check_step_training(training: StepTraining, num_rounds: int) -> None:
     """Raises ValueError or TypeError that names the argument which is not allowed."""
     check_factory("training.optimizer", training.optimizer)
     check_stream("training.batch_size", training.batch_size, "training.steps", training.steps)
+    check_preprocess("training.preprocess", training.preprocess)
+    check_function("training.schedule", training.schedule, ("rate", "share of steps done"), "rate")
     check_integer("num_rounds", num_rounds, low=1)
 
 

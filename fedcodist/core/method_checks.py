@@ -197,6 +197,8 @@ class Promised(Exception):
 def hyper_shape(value: Any) -> Any:
     """A hyper-parameter's shape in training. Raises TypeError that names `hyper` if not a number."""
     try:
+        if value is None or np.asarray(value).dtype.kind in "OSU":  # text may look like a number
+            raise TypeError
         shape = np.asarray(value, float).shape
     except (TypeError, ValueError):
         raise TypeError(f"hyper must hold numbers, got {value!r}.") from None

@@ -173,7 +173,8 @@ def average_precision(positive: int = 1, label: str = "label", bins: int = 4096)
 
     It needs no threshold, so it can compare models whose F scores depend on how confident they are.
     Examples are ranked by the logarithm of the odds of the class, in bins: of width 0.004 at even odds,
-    and 0.06 at 16. Examples of one bin count as equally ranked. NaN without positive examples.
+    and 0.06 at 16. Examples of one bin count as equally ranked. The area is NaN without positive
+    examples, and if a logit is NaN.
 
     Args:
       positive: the class that counts as positive.
@@ -189,7 +190,12 @@ def average_precision(positive: int = 1, label: str = "label", bins: int = 4096)
         place = jnp.clip(jnp.floor(jax.nn.sigmoid(odds / 4) * bins), 0, bins - 1)
         ranked = place[..., None] == jnp.arange(bins)
         is_positive = _labels(outputs, batch, label) == positive
-        return {"all": ranked, "positive": ranked & is_positive[..., None]}
+        undefined = jnp.isnan(odds)
+        return {
+            "all": ranked,
+            "positive": ranked & is_positive[..., None],
+            "undefined": undefined,
+        }
 
     def compute(total: dict[str, jax.Array]) -> jax.Array:
         # Above a bin's lower bound: the bins from the best one down to it.
@@ -197,7 +203,7 @@ def average_precision(positive: int = 1, label: str = "label", bins: int = 4096)
         precisions = hits / jnp.maximum(ranked, 1)
         positives = hits[-1]
         area = jnp.sum(precisions * total["positive"][::-1]) / jnp.maximum(positives, 1)
-        return jnp.where(positives > 0, area, jnp.nan)
+        return jnp.where((positives > 0) & (total["undefined"] == 0), area, jnp.nan)
 
     return SummedMetric(sums, compute)
 
@@ -299,6 +305,10 @@ def _of_class(outputs: jax.Array, batch: Batch, label: str, positive: int) -> tu
 
 
 def _check_class(outputs: jax.Array, positive: int) -> None:
+    if outputs.shape[-1] < 2:
+        raise WrongShape(
+            f"outputs must have at least two classes, got {list(outputs.shape)}: see `of_one_logit`"
+        )
     if not 0 <= positive < outputs.shape[-1]:
         raise ValueError(
             f"positive must be one of the classes 0 to {outputs.shape[-1] - 1}, got {positive!r}."

@@ -122,6 +122,7 @@ def from_flax_linen(
     (2, 10)
     """
     example = _checked_example(example)
+    _check_inputs(inputs, example)
     call = read_call("module", module, module.__call__, (TRAIN, "mask"))
     if TRAIN not in call.accepted:
         flags = {name: getattr(module, name, ...) for name in module.__dataclass_fields__}
@@ -341,6 +342,25 @@ def _checked_example(example: Any) -> Any:
     return jax.tree.map(to_jax, example)
 
 
+def _check_inputs(inputs: str | tuple[str, ...], example: Any) -> None:
+    """Raises TypeError or ValueError unless `example` has the columns that `inputs` names."""
+    if isinstance(inputs, str):
+        if isinstance(example, Mapping):
+            raise TypeError(
+                f"inputs must name all columns of example, {tuple(example)}, got {inputs!r}."
+            )
+        return
+    if not isinstance(example, Mapping):
+        raise TypeError(
+            f"example must be a dictionary of the columns that inputs={inputs!r} names, got an array "
+            f"{list(example.shape)}."
+        )
+    if set(inputs) != set(example):
+        raise ValueError(
+            f"inputs must name the columns of example, {tuple(example)}, got {tuple(inputs)}."
+        )
+
+
 def _finish(
     init: Callable[[jax.Array], Variables],
     apply: Callable[..., tuple[Any, PyTree]],
@@ -351,6 +371,12 @@ def _finish(
     check_function("loss", loss, ("outputs", "batch"), "losses [batch]")
     if not isinstance(metrics, Mapping | None):
         raise TypeError(f"metrics must be statistics by name, got {shown(metrics)}.")
+    for name, metric in (metrics or {}).items():
+        if not callable(metric) and not isinstance(metric, SummedMetric):
+            raise TypeError(
+                f"metrics[{name!r}] must be a statistic, such as fedcodist.accuracy(), got "
+                f"{shown(metric)}."
+            )
     variables = jax.eval_shape(init, _key_shape())
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     cases = cases_by_shape(example_batch, outputs_of)

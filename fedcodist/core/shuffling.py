@@ -16,8 +16,9 @@ def permuted_positions(
 
     A Feistel network with cycle walking (Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains).
     The permutation exists only as a function, so twenty examples of a hundred million cost twenty
-    evaluations. It is for orders of examples: in sets of 5 to 8 elements some subsets of the first
-    places are a quarter more likely than others. Where subsets matter, take `jax.random.permutation`.
+    evaluations. It is for orders of examples and their batches: in sets of 5 to 8 elements some subsets
+    of the first places are a quarter more likely than others. Where each subset must be equally likely,
+    as with clients and models, take `jax.random.permutation` or `sample_without_replacement`.
 
     Args:
       key: the permutation's key.
@@ -64,7 +65,7 @@ def stream_positions(
 
     Args:
       key: the stream's key.
-      start: index of the first element wanted, traced or not.
+      start: index of the first element wanted, traced or not. After 2^32 elements the stream repeats.
       count: number of elements.
       size: number of elements that the stream repeats, traced or not.
 
@@ -80,7 +81,7 @@ def sample_without_replacement(key: jax.Array, population: int, count: int) -> j
     """Returns `count` different integers of `range(population)`, every subset equally likely.
 
     Floyd's algorithm (Bentley and Floyd 1987, A Sample of Brilliance). Its cost grows with count squared
-    and not with the population, so a cohort of a million clients is drawn in microseconds.
+    and not with the population, so a cohort out of a million clients is drawn in microseconds.
 
     Returns:
       int32 array [count], in no particular order.

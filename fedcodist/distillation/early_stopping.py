@@ -67,10 +67,13 @@ def distill_until(
     start, step = distillation_loop(
         students=students, settings=settings, axis_name=axis_name, **others
     )
+
+    def accuracy_of(models: Mapping[str, Variables]) -> dict[str, jax.Array]:
+        return {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(models).items()}
+
+    best = {name: jnp.full((), -jnp.inf, jnp.float32) for name in students}
     if stopping.or_start:
-        best = {n: jnp.asarray(a, jnp.float32) for n, a in stopping.accuracy(students).items()}
-    else:
-        best = {name: jnp.full((), -jnp.inf) for name in students}
+        best = accuracy_of(students)
     if settings.steps == 0:
         return StoppedEarly(dict(students), best, jnp.zeros((), jnp.int32))
     best_at = {name: jnp.zeros((), jnp.int32) for name in students}
@@ -84,7 +87,7 @@ def distill_until(
         training, best_students, best, best_at, done = carry
         training, _ = jax.lax.scan(step, training, done + jnp.arange(stopping.every))
         trained = agree_on_mutable(training[0], settings.batch_size, axis_name)
-        accuracy = stopping.accuracy(trained)
+        accuracy = accuracy_of(trained)
         now = done + stopping.every
         for name in students:
             is_better = accuracy[name] > best[name]

@@ -21,7 +21,7 @@ PyTree = Any
 
 
 class Ensemble(NamedTuple):
-    """Members, leaves [members, ...], and their weights, float [members], not all zero."""
+    """Members, leaves [members, ...], and their weights, float [members]; means are NaN if all are 0."""
 
     members: Variables
     weights: jax.Array

@@ -132,7 +132,7 @@ def distill(
       teachers: name -> frozen teacher, such as a student's model before distillation.
       targets: (student's name, teachers' outputs) -> probabilities [batch, classes].
       unlabelled: columns, and the indices of each step's batch, int32 [steps, batch_size].
-      key: drives augmentation and mixup.
+      key: drives augmentation, mixup and dropout.
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
@@ -344,6 +344,10 @@ def divergence_of(distillation: Distillation) -> Divergence:
       ValueError, TypeError: names `divergence` or `direction`, and what is allowed.
     """
     named, direction = distillation.divergence, distillation.direction
+    if direction not in ("forward", "reverse"):
+        raise ValueError(
+            f"distillation.direction must be 'forward' or 'reverse', got {direction!r}."
+        )
     kl = kl_divergence(direction)
     if named == KL:
         return kl

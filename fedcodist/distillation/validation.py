@@ -55,9 +55,10 @@ def validation_accuracy(
     data: ValidationData,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """Share of validation examples that the model labels correctly, a scalar."""
+    """Share of validation examples that the model labels correctly; 0 if all logits are NaN."""
     steps, size = examples.indices.shape
     devices, device = this_device(axis_name)
+    labels_of = lambda batch: class_labels(batch["label"], max(model.num_classes, 2))
 
     def add(index: jax.Array, correct: jax.Array) -> jax.Array:
         step = index * devices + device
@@ -66,9 +67,11 @@ def validation_accuracy(
         batch = batches.read(
             examples.columns, indices, data.preprocess, jax.random.key(0), places.positions
         )
-        predicted = predicted_label(logits_of(model.apply(variables, batch)[0]))
-        labels = class_labels(batch["label"], max(model.num_classes, 2))
-        return correct + jnp.sum((predicted == labels) & places.is_real)
+        logits = logits_of(model.apply(variables, batch)[0])
+        # A model that has diverged predicts nothing, and not the first class.
+        is_known = ~jnp.isnan(logits.reshape(size, -1)).any(axis=1)
+        is_correct = is_known & (predicted_label(logits) == labels_of(batch)) & places.is_real
+        return correct + jnp.sum(is_correct, dtype=jnp.int32)
 
     correct = jax.lax.fori_loop(0, -(-steps // devices), add, jnp.zeros((), jnp.int32))
     return sum_over_devices(correct, axis_name) / data.num_examples

@@ -50,8 +50,9 @@ def distill_averaged(
 ) -> Distilled:
     """`distill` that returns the mean of each student's parameters over steps.
 
-    Batch statistics start from those of the last student. Then the mean model updates them over the
-    batches of one pass.
+    Batch statistics start from those of the last student. Then the mean model updates them, as a running
+    average, over the batches of one pass, or of all steps if these are fewer. So a little of the
+    student's statistics stays. (Other implementations of SWA begin anew and take the mean over a pass.)
 
     Args:
       averaging: at which steps parameters are averaged.

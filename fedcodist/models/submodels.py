@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 # A parameter's name, such as `Dense_0/kernel` -> the units along each of its axes, None for an axis that
 # stays whole. Parameters that are not named stay whole.
 Units = Mapping[str, tuple[Axis | None, ...]]
-Kept = Mapping[str, jax.Array | np.ndarray]  # group -> int32 [units kept], ascending
+Kept = Mapping[str, jax.Array | np.ndarray]  # group -> int32 [units kept]
 
 
 class Count(NamedTuple):

@@ -164,7 +164,8 @@ def run_experiment(
       experiment: what to run.
       workdir: run folder; None keeps everything in memory.
       config: written to config.json. A run continues only with the same config and data. Without a
-        config, all settings and functions of the experiment are compared, as far as they can be named.
+        config or `prepared`, all settings and functions of the experiment are compared too, as far as
+        they can be named.
       plan: how the run is executed. A run continues under another plan, or with another jaxlib,
         precision or kind of device, only with `change_plan`.
       change_plan: see plan.
@@ -204,7 +205,9 @@ def run_experiment(
     with opened as folder, collected():
         identity = None
         if folder:
-            identity = identity_of(experiment, config is not None, prepared)
+            # Without `prepared`, only the experiment itself tells of code that a config refers to.
+            is_described = config is not None and prepared is not None
+            identity = identity_of(experiment, is_described, prepared)
             execution = identity.execution if config is None else {}
             machine = {
                 "processes": jax.process_count(),

@@ -58,7 +58,8 @@ class Identity(NamedTuple):
 
     Attributes:
       content: JSON values: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
-      has_config: whether the run has a config. Then 'settings' and 'algorithm' are not compared.
+      has_config: whether the run has a config, and descriptions of the code to which it refers. Then
+        'settings' and 'algorithm' are not compared.
       execution: how the algorithm's clients are executed, which belongs to the plan.
     """
 
@@ -109,7 +110,7 @@ def identity_of(
 
     Args:
       experiment: an Experiment.
-      has_config: whether the run has a config.
+      has_config: as in Identity.
       prepared: prepared folder -> checksum; setting -> `described` code that a config refers to.
     """
     description = _Description()

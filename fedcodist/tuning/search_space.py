@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedcodist.config.command_line import nearest_name
+from fedcodist.config.config_errors import as_settings, named
 from fedcodist.config.registry import BASELINE, CODISTILLATION, OF_LEVELS
+from fedcodist.core.checks import shown
 
 
 class Dimension(NamedTuple):
@@ -51,6 +53,10 @@ def search_space(config: ConfigDict) -> Space:
       ValueError: bounds out of range, or a setting that does not exist, is no float or is named twice.
     """
     entries = default_space(config) if is_default(config) else config.tuning.space
+    if not isinstance(entries, list | tuple):
+        raise TypeError(
+            f"tuning.space must be a list of (setting, low, high, scale), got {shown(entries)}."
+        )
     settings = flat(config)
     space: Space = {}
     for entry in entries:
@@ -128,7 +134,8 @@ def checked_space(config: ConfigDict, space: Space, traced: Traced) -> Space:
         bounds = (dimension.low, dimension.high)
         ends = [with_values(config, space, {name: bound}) for bound in bounds]
         _check_alone(config, name, dimension, ends)
-        needed, floats = zip(*map(traced, ends), strict=True)
+        with named(f"tuning.space {name!r}: "), as_settings(config):
+            needed, floats = zip(*map(traced, ends), strict=True)
         for bound, own in zip(bounds, needed, strict=True):
             if own != structure:
                 raise ValueError(

@@ -111,7 +111,8 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
     """Makes the study, or continues it.
 
     Raises:
-      ValueError: the study was made with another config or search space, other data or other code.
+      ValueError: the study was made with another config, search space, seed or pruner, other data or
+        other code.
       One of ERRORS: the file cannot be used.
     """
     guarded = json.loads(
@@ -120,6 +121,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                 "space": plan.space,
                 "config": dict(plan.settings),
                 "determined_by": dict(plan.determined_by),
+                "sampling": {"--seed": plan.seed, "--pruner": plan.pruner},
             },
             default=str,
         )
@@ -331,12 +333,22 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     # The space is compared first: a setting that only one study tunes is missing in the other's config.
-    for part, text in (("space", "another search space"), ("config", "another config")):
+    parts = {
+        "space": "another search space",
+        "config": "another config",
+        "sampling": "other options",
+    }
+    for part, text in parts.items():
+        if part not in theirs:  # in studies of an earlier release
+            continue
         for name in [*theirs[part], *ours[part]]:
             left, right = (side[part].get(name, "nothing") for side in (theirs, ours))
             if left != right:
                 return f"{text}: {name} is {left!r} there and {right!r} here"
-    if difference := first_difference(theirs.get("determined_by", {}), ours["determined_by"]):
+    # Earlier releases did not describe all of these parts.
+    known = theirs.get("determined_by", {})
+    here = {part: of for part, of in ours["determined_by"].items() if part in known or not known}
+    if difference := first_difference(known, here):
         return f"other data or code: {difference}"
     return None
 

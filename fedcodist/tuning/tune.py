@@ -232,6 +232,7 @@ def _work(values: flags.FlagValues) -> int:
     _end_with_the_supervisor()
     launch.take_cores(rank, count)
     compilation_cache.cache_compilations()
+    from fedcodist.config.data_prepared import data_checksums
     from fedcodist.config.referenced_code import described_references
     from fedcodist.run.identity import identity_of
     from fedcodist.tuning import at_once
@@ -259,6 +260,7 @@ def _work(values: flags.FlagValues) -> int:
             determined_by={
                 "data": identity_of(experiment, has_config=True).content["data"],
                 "code": described_references(config),
+                "prepared": data_checksums(config.data),
             },
         )
         programs = at_once.programs_at_once(experiment) if values.at_once > 1 else None
@@ -309,7 +311,12 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     with as_settings(config):
         config = divided(copy.deepcopy(config))
         data = load_data(config.data)
-    split = next((name for name in _HELD_OUT if name in data.splits), _HELD_OUT[0])
+    split = next((name for name in _HELD_OUT if name in data.splits), None)
+    if split is None:
+        raise ValueError(
+            f"data.name must be of data with a split {' or '.join(map(repr, _HELD_OUT))}, on which "
+            f"tuning compares trials, got {config.data.name!r} with {sorted(data.splits)}."
+        )
     with config.unlocked(), config.ignore_type():
         config.evaluation.update(splits=(split,), final_splits=())
         config.evaluation.update(client_splits=(), final_client_splits=())

@@ -71,11 +71,25 @@ def test_settings_reach_arguments_and_fields_and_defaults_are_left_out(settings,
 
 @given(some_settings, st.fixed_dictionaries({}, optional=SETTINGS))
 def test_what_is_given_goes_before_settings(settings, more):
-    found = bind(method, {"batch_size": 5} | settings, "x.", model="net", **more)
+    settings = {name: value for name, value in settings.items() if name not in more}
+    own = {} if "batch_size" in more else {"batch_size": 5}
+    found = bind(method, own | settings, "x.", model="net", **more)
     assert found["count"] == (settings | more).get("count", 4)
     for name in Hyper._fields:
         expected = more.get(name, settings.get(name, Hyper._field_defaults[name]))
         assert getattr(found["hyper"], name) == expected
+
+
+def test_a_setting_of_what_is_given_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^x\.count is not a setting of method, which has batch_size"
+    ):
+        bind(method, {"batch_size": 5, "count": 2}, "x.", model="net", count=3)
+    # The library's own settings of such names belong to other methods, or to what is given.
+    assert "algorithm.temperature" in ALLOWED
+    assert (
+        bind(lambda temperature: temperature, {"temperature": 2}, "algorithm.", temperature=3) == 3
+    )
 
 
 @given(some_settings, prefixes)
@@ -102,9 +116,9 @@ def test_what_is_unknown_is_named_with_what_there_is(settings, word, prefix):
 def test_settings_of_other_methods_are_left_alone():
     assert "algorithm.alpha" in ALLOWED and "alpha" not in accepted(method)
     settings = {"batch_size": 5, "alpha": 1.0, "my_other_method": ConfigDict({"a": 1})}
-    assert bind(method, settings, "algorithm.", model=1) == bind(
-        method, {"batch_size": 5}, "x.", model=1
-    )
+    with pytest.warns(UserWarning, match=r"^algorithm\.my_other_method is not read by method\.$"):
+        found = bind(method, settings, "algorithm.", model=1)
+    assert found == bind(method, {"batch_size": 5}, "x.", model=1)
 
 
 @given(prefixes, st.integers(-9, -1), st.floats(-9, -1))

@@ -186,7 +186,21 @@ def test_a_misspelt_group_is_named(path, nearest):
     """Without it the run would go on as usual, such as unprotected."""
     with pytest.raises(ValueError, match=rf"^{path} is no setting; did you mean {nearest}\?$"):
         check_settings(with_setting(path, {"clip": 1.0}))
-    check_settings(with_setting("training.my_method", {"clip": 1.0}))
+    # It may be that of a method of one's own in another run of the config.
+    message = (
+        r"^training\.my_method is not read in this run: neither the library nor its method has"
+    )
+    with pytest.warns(UserWarning, match=message):
+        check_settings(with_setting("training.my_method", {"clip": 1.0}))
+
+
+def test_groups_of_the_library_and_of_methods_are_no_surprise(recwarn):
+    check_settings(with_setting("training.fed_prox", {"proximal_weight": 1.0}))
+    check_settings(with_setting("training.privacy", {"clip": 1.0}))
+    own = with_setting("training.my_method", {"clip": 1.0})
+    own.training.method = "my_module:my_method"
+    check_settings(own)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

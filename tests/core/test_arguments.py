@@ -98,7 +98,7 @@ KINDS = {
     "hyper.learning_rate must be": lambda: fc.local_only_steps(
         GROUPS, 3, hyper=fc.LocalOnlyStepsHyper(-1)
     ),
-    "learning_rate must be": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
+    "hyper.learning_rate must be finite": lambda: fc.fd(GROUPS, 3, hyper=fc.FDHyper(np.nan)),
     "execution.chunk_size must be an integer": lambda: merged(execution=fc.Execution("vmap", 2.5)),
     "execution.loop must be": lambda: merged(execution=fc.Execution("pmap")),
     "measured must be several of": lambda: measured("clients"),
@@ -174,7 +174,9 @@ def test_batches_of_inference(value):
         lambda: fc.fd(GROUPS, 3, inference_batch_size=value),
         lambda: fc.ds_fl(GROUPS, MODEL, fc.OpenExamples(10, 5, value)),
     ):
-        with pytest.raises((TypeError, ValueError), match=r"^inference_batch_size must be a"):
+        with pytest.raises(
+            (TypeError, ValueError), match=r"^(open_examples\.)?inference_batch_size must be a"
+        ):
             method()
 
 

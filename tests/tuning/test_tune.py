@@ -776,9 +776,29 @@ def test_a_study_of_another_space(tmp_path):
 )
 def test_what_a_study_may_be_continued_with(change, tmp_path):
     open_study(make_plan(alpha_config(), tmp_path))
-    opened, _ = open_study(make_plan(alpha_config(**change), tmp_path, trials=9, seed=2))
+    opened, _ = open_study(make_plan(alpha_config(**change), tmp_path, trials=9))
     # The first trial is the first command's, once.
     assert [trial.state for trial in opened.trials] == [TrialState.WAITING]
+
+
+@pytest.mark.parametrize("option", [{"seed": 2}, {"pruner": "median"}], ids=repr)
+def test_a_study_of_other_options(option, tmp_path):
+    """Its command would not reproduce it."""
+    open_study(make_plan(alpha_config(), tmp_path))
+    (name,) = option
+    with pytest.raises(ValueError, match=rf"other options: --{name} is .* there and .* here"):
+        open_study(make_plan(alpha_config(), tmp_path, **option))
+
+
+def test_a_study_of_an_earlier_release_goes_on(tmp_path):
+    """It does not say what later releases compare."""
+    made, _ = open_study(make_plan(alpha_config(), tmp_path, determined_by={"data": 1}))
+    earlier = {name: part for name, part in made.user_attrs["made_of"].items() if name != "sampling"}
+    made.set_user_attr("made_of", earlier)
+    plan = make_plan(alpha_config(), tmp_path, seed=2, determined_by={"data": 1, "prepared": 3})
+    open_study(plan)
+    with pytest.raises(ValueError, match="other data or code"):
+        open_study(plan._replace(determined_by={"data": 2}))
 
 
 def test_studies_in_one_file_are_independent(pretend, tmp_path):

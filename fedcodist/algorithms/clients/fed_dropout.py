@@ -55,6 +55,9 @@ def fed_dropout(
     default server optimizer, SGD with rate 1, a parameter becomes that mean or does not change; moments
     of Adam could still change it. If the smaller model is the whole network, this is FedAvg.
 
+    A method that teaches with clients' models (FedDF) takes the whole network for a client's model: with
+    the client's values where it trained, and elsewhere with those of the server.
+
     Only the smaller model is sent, both ways. Its units follow from a key that both sides know.
 
     Args:

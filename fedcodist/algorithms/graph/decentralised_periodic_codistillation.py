@@ -4,6 +4,7 @@ PeriodicCodist is algorithm 1 of Lichtarge et al., Heterogeneous Federated Learn
 Codistillation, 2023, https://arxiv.org/abs/2310.02549. There the models of a server teach each other.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -103,6 +104,12 @@ def decentralised_periodic_codistillation(
     check_step_training(training, num_rounds)
     check_training("distillation", distillation)
     check_answers(answers)
+    if answers.period > num_rounds:
+        warnings.warn(
+            f"answers.period={answers.period} is longer than the run of {num_rounds} rounds: nothing "
+            "will be distilled.",
+            stacklevel=2,
+        )
     _check_floats(hyper)
     count = check_no_gap(groups)
     num_classes = _num_classes(groups)
@@ -182,9 +189,9 @@ def decentralised_periodic_codistillation(
 
 
 def _check_floats(hyper: DecentralisedPeriodicHyper) -> None:
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
-    check_number("temperature", hyper.temperature, above=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.distillation_learning_rate", hyper.distillation_learning_rate, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
 
 
 def _num_classes(groups: Mapping[str, PartyGroup]) -> int:

@@ -173,8 +173,10 @@ def candidates(
     if top_predictions is not None:
         others = top_few(others, top_predictions)
     competing = [others[:, :, :-1], client[:, :, :-1]]
-    competing += [others[:, :, 1:]] * same_level
-    competing += [client[:, :, 1:]] * own_head
+    if same_level:
+        competing.append(others[:, :, 1:])
+    if own_head:
+        competing.append(client[:, :, 1:])
     return jnp.concatenate(competing)
 
 
@@ -222,13 +224,15 @@ def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
     Args:
       competing: probabilities [candidates, batch, heads, classes].
       choice: "most_confident", the candidate with the largest probability of any class (the first among
-        ties), or "random".
+        ties; never one that is NaN unless all are), or "random".
       key: of random choices.
     """
     if choice == "random":
         count, *shape, _ = competing.shape
         return jax.random.randint(key, shape, 0, count)
-    return jnp.argmax(jnp.max(competing, axis=-1), axis=0)
+    confidence = jnp.max(competing, axis=-1)
+    # A teacher that has diverged is not confident. Without this, its NaN would be the largest.
+    return jnp.argmax(jnp.where(jnp.isnan(confidence), -jnp.inf, confidence), axis=0)
 
 
 def head_loss(outputs: HeadedOutputs, competing: jax.Array, choice: jax.Array) -> jax.Array:

@@ -33,8 +33,8 @@ class PublicAnswers(NamedTuple):
 def check_answers(answers: PublicAnswers) -> None:
     """Raises ValueError or TypeError that names the field which is not allowed."""
     for field in ("num_public", "period", "inference_batch_size"):
-        check_integer(field, getattr(answers, field), low=1)
-    check_integer("examples", answers.examples, low=1, high=LARGEST_BATCH)
+        check_integer(f"answers.{field}", getattr(answers, field), low=1)
+    check_integer("answers.examples", answers.examples, low=1, high=LARGEST_BATCH)
 
 
 def public_indices(answers: PublicAnswers, round: jax.Array, key: jax.Array) -> jax.Array:

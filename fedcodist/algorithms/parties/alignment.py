@@ -43,16 +43,16 @@ def checked_alignment(alignment: Alignment, num_classes: int) -> Alignment:
       ValueError, TypeError: names the field and what is allowed.
     """
     labels = _checked_labels(alignment.public_labels, num_classes)
-    check_integer("inference_batch_size", alignment.inference_batch_size, low=1)
+    check_integer("alignment.inference_batch_size", alignment.inference_batch_size, low=1)
     if alignment.exchanged not in ("logits", "probabilities"):
         raise ValueError(
-            f"exchanged must be 'logits' or 'probabilities', got {alignment.exchanged!r}."
+            f"alignment.exchanged must be 'logits' or 'probabilities', got {alignment.exchanged!r}."
         )
     if alignment.alignment_size is not None:
-        check_integer("alignment_size", alignment.alignment_size, low=1)
+        check_integer("alignment.alignment_size", alignment.alignment_size, low=1)
         if alignment.alignment_size > len(labels):
             raise ValueError(
-                f"alignment_size must be at most the {len(labels)} public examples, got "
+                f"alignment.alignment_size must be at most the {len(labels)} public examples, got "
                 f"{alignment.alignment_size}."
             )
     return alignment._replace(public_labels=labels)
@@ -142,13 +142,13 @@ def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:
     except (TypeError, ValueError):  # rows of different lengths
         values = np.asarray(None)
     if values.ndim == 1 and not values.size:
-        raise ValueError("public_labels must not be empty.")
+        raise ValueError("alignment.public_labels must not be empty.")
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         got = shown(labels) if values.dtype == object else f"{values.dtype} {list(values.shape)}"
-        raise TypeError(f"public_labels must be integers [examples], got {got}.")
+        raise TypeError(f"alignment.public_labels must be integers [examples], got {got}.")
     if values.min() < 0 or values.max() >= num_classes:
         raise ValueError(
-            f"public_labels must be classes of the joint label space, 0 to {num_classes - 1}, got "
-            f"{values.min()} to {values.max()}."
+            "alignment.public_labels must be classes of the joint label space, 0 to "
+            f"{num_classes - 1}, got {values.min()} to {values.max()}."
         )
     return values

@@ -192,8 +192,8 @@ def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> ja
 
 
 def _check_floats_and_aggregation(hyper: DSFLHyper, aggregation: str) -> None:
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("distillation_learning_rate", hyper.distillation_learning_rate, low=0)
-    check_number("temperature", hyper.temperature, above=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.distillation_learning_rate", hyper.distillation_learning_rate, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
     if aggregation not in ("era", "sa"):
         raise ValueError(f"aggregation must be 'era' or 'sa', got {aggregation!r}.")

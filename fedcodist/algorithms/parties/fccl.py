@@ -124,7 +124,7 @@ def fccl(
     check_training("training", training)
     steps = checked_steps(public)
     for field, value in hyper._asdict().items():
-        check_number(field, value, low=0)
+        check_number(f"hyper.{field}", value, low=0)
 
     def init(key: jax.Array) -> FCCLState:
         models = init_models(groups, key)

@@ -152,9 +152,9 @@ def fd(
     check_training("training", training)
     check_plain_gradients("fd", training)
     check_integer("inference_batch_size", inference_batch_size, low=1)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("weight", hyper.weight, low=0)
-    check_number("temperature", hyper.temperature, above=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.weight", hyper.weight, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
     reduce = checked_sums(reduce)
 
     def nothing(*leading: int) -> LabelMeans:

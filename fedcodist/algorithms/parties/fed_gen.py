@@ -140,7 +140,7 @@ def fed_gen(
     check_generator(generator)
     check_integer("warm_up", warm_up, low=0)
     for field, value in hyper._asdict().items():
-        check_number(field, value, low=0)
+        check_number(f"hyper.{field}", value, low=0)
 
     def init(key: jax.Array) -> FedGenState:
         params = init_generator(generator, width, classes, keys.derive(key, "init", "generator"))

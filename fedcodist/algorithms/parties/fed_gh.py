@@ -134,8 +134,8 @@ def fed_gh(
     check_server_training(server_training)
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("server_learning_rate", hyper.server_learning_rate, low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.server_learning_rate", hyper.server_learning_rate, low=0)
     first = next(iter(groups.values())).model
     head_model = model_of_head(first)
 

@@ -129,7 +129,7 @@ def fed_kd_parties(
     check_integer("num_rounds", num_rounds, low=1)
     check_mutual(mutual)
     for field, value in hyper._asdict().items():
-        check_number(field, value, low=0)
+        check_number(f"hyper.{field}", value, low=0)
     clients = {
         group: FedKDClients(
             teacher=party_group.model,

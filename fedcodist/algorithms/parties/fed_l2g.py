@@ -125,7 +125,7 @@ def fed_l2g(
     check_integer("quiz_size", quiz_size, low=1)
     check_integer("warm_up", warm_up, low=0)
     for field, value in hyper._asdict().items():
-        check_number(field, value, low=0)
+        check_number(f"hyper.{field}", value, low=0)
     reduce = checked_sums(reduce)
 
     def init(key: jax.Array) -> FedL2GState:

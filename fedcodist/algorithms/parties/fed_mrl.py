@@ -104,9 +104,9 @@ def fed_mrl(
     reduce = checked_mean(reduce)
     own_width, small_width = _check_widths(groups, small)
     check_training("training", training)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("own_weight", hyper.own_weight, low=0)
-    check_number("shared_weight", hyper.shared_weight, low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.own_weight", hyper.own_weight, low=0)
+    check_number("hyper.shared_weight", hyper.shared_weight, low=0)
     fused = {
         architecture: group._replace(model=matryoshka(group.model, small, small_width))
         for architecture, group in groups.items()

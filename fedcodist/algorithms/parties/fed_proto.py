@@ -123,8 +123,8 @@ def fed_proto(
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("weight", hyper.weight, low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.weight", hyper.weight, low=0)
     reduce = checked_sums(reduce)
 
     def init(key: jax.Array) -> FedProtoState:

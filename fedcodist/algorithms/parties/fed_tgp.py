@@ -136,7 +136,7 @@ def fed_tgp(
     check_choice("predict_by", predict_by, PREDICT_BY)
     check_integer("inference_batch_size", inference_batch_size, low=1)
     for field, value in hyper._asdict().items():
-        check_number(field, value, low=0)
+        check_number(f"hyper.{field}", value, low=0)
     generator = generator_of(num_classes, width)
 
     def init(key: jax.Array) -> FedTGPState:

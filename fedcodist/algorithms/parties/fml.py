@@ -96,9 +96,9 @@ def fml(
     reduce = checked_mean(reduce)
     check_widths(groups, meme.num_classes, "meme.num_classes")
     check_training("training", training)
-    check_number("learning_rate", hyper.learning_rate, low=0)
-    check_number("own_weight", hyper.own_weight, low=0, high=1)
-    check_number("meme_weight", hyper.meme_weight, low=0, high=1)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.own_weight", hyper.own_weight, low=0, high=1)
+    check_number("hyper.meme_weight", hyper.meme_weight, low=0, high=1)
 
     def init(key: jax.Array) -> FMLState:
         return FMLState(init_models(groups, key), meme.init(keys.derive(key, "init", MEME)))

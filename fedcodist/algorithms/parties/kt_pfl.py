@@ -124,7 +124,8 @@ def kt_pfl(
     check_arguments(kt_pfl, locals())
     groups = check_groups(groups)
     num_classes = next(iter(groups.values())).model.num_classes
-    check_widths(groups, num_classes)
+    first = next(iter(groups))
+    check_widths(groups, num_classes, f"groups[{first!r}].model.num_classes")
     check_training("local", local)
     check_training("distillation", distillation)
     checked_size(open_examples)
@@ -214,7 +215,7 @@ def _shown(groups: Mapping[str, PartyGroup], coefficients: jax.Array) -> dict[st
 
 def _check_floats(hyper: KTpFLHyper) -> None:
     for field in ("learning_rate", "distillation_learning_rate", "coefficient_rate"):
-        check_number(field, getattr(hyper, field), low=0)
-    check_number("uniform_weight", hyper.uniform_weight, low=0)
-    check_number("temperature", hyper.temperature, above=0)
-    check_number("sharpness", hyper.sharpness, low=0)
+        check_number(f"hyper.{field}", getattr(hyper, field), low=0)
+    check_number("hyper.uniform_weight", hyper.uniform_weight, low=0)
+    check_number("hyper.temperature", hyper.temperature, above=0)
+    check_number("hyper.sharpness", hyper.sharpness, low=0)

@@ -81,7 +81,7 @@ def lg_fed_avg(
     reduce = checked_mean(reduce)
     check_shared_heads(groups)
     check_training("training", training)
-    check_number("learning_rate", hyper.learning_rate, low=0)
+    check_number("hyper.learning_rate", hyper.learning_rate, low=0)
 
     def round_(
         state: dict[str, Variables], client_states: PyTree, round: Round, hyper: LGFedAvgHyper

@@ -35,15 +35,15 @@ def checked_size(open_examples: OpenExamples) -> int:
     Raises:
       ValueError, TypeError: names the field and what is allowed.
     """
-    check_integer("inference_batch_size", open_examples.inference_batch_size, low=1)
-    check_integer("num_public", open_examples.num_public, low=1)
+    check_integer("open_examples.inference_batch_size", open_examples.inference_batch_size, low=1)
+    check_integer("open_examples.num_public", open_examples.num_public, low=1)
     if open_examples.open_size is None:
         return open_examples.num_public
-    check_integer("open_size", open_examples.open_size, low=1)
+    check_integer("open_examples.open_size", open_examples.open_size, low=1)
     if open_examples.open_size > open_examples.num_public:
         raise ValueError(
-            f"open_size must be at most the {open_examples.num_public} public examples, got "
-            f"{open_examples.open_size}."
+            f"open_examples.open_size must be at most the {open_examples.num_public} public examples, "
+            f"got {open_examples.open_size}."
         )
     return open_examples.open_size
 

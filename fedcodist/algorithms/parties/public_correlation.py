@@ -12,7 +12,7 @@ from fedcodist.algorithms.parties.party import PartiesResult, PartyResult, Party
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
-from fedcodist.core.batches import Preprocess
+from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
@@ -171,13 +171,14 @@ def correlated_step(
 
 def checked_steps(public: PublicBatches) -> int:
     """The number of public batches in a round; raises ValueError or TypeError that names the field."""
-    check_integer("num_public", public.num_public, low=1)
-    check_integer("public_batch_size", public.public_batch_size, low=2)
-    check_integer("public_epochs", public.public_epochs, low=1)
+    check_integer("public.num_public", public.num_public, low=1)
+    check_integer("public.public_batch_size", public.public_batch_size, low=2)
+    check_integer("public.public_epochs", public.public_epochs, low=1)
     check_factory("public.optimizer", public.optimizer)
+    check_preprocess("public.preprocess", public.preprocess)
     if public.public_batch_size > public.num_public:
         raise ValueError(
-            f"public_batch_size must be at most the {public.num_public} public examples, got "
+            f"public.public_batch_size must be at most the {public.num_public} public examples, got "
             f"{public.public_batch_size}."
         )
     return public.public_epochs * (public.num_public // public.public_batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.algorithms.pools.fed_sdd import FedSDDState
 from fedcodist.algorithms.pools.grouped_models import MAIN
-from fedcodist.algorithms.pools.pool import Pool, check_client_models, check_pools
+from fedcodist.algorithms.pools.pool import Pool, check_client_models, check_pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.checks import check_several, shown
@@ -81,7 +81,7 @@ def with_client_ensembles(
     """
     plain = build(pool)
     names = list(plain.client_states)
-    pool = check_pools({"pool": pool})["pool"]
+    pool = check_pool("pool", pool)
     check_client_ensembles("measured", measured, pool, num_models=len(names))
     algorithm = build(pool._replace(method=keeping_models(pool.method)))
     model = pool.method.model

@@ -17,6 +17,7 @@ from fedcodist.algorithms.pools.pool import (
     assemble,
     check_class_counts,
     check_client_models,
+    check_no_methods,
     check_pools,
 )
 from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
@@ -112,6 +113,12 @@ def fed_be(
     check_client_models(pools)
     check_distillation(distillation, num_unlabelled)
     _check_fed_be(distillation, sampling, samples, averaging, hyper)
+    check_no_methods("methods", hyper.methods)
+    if len(pools) == 1 and not samples and not with_clients:
+        raise ValueError(
+            "samples must be at least 1 with one pool and with_clients=False: its average would be its "
+            "own only teacher."
+        )
     teach = distill
     if averaging is not None:
         teach = functools.partial(distill_averaged, averaging, num_unlabelled)

@@ -23,6 +23,7 @@ from fedcodist.algorithms.pools.pool import (
     assemble,
     check_class_counts,
     check_client_models,
+    check_no_methods,
     check_pools,
 )
 from fedcodist.algorithms.pools.pool_rounds import (
@@ -106,6 +107,7 @@ def fed_df(
     check_distillation(distillation, num_unlabelled)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)
+    check_no_methods("methods", hyper.methods)
     if validation is not None:
         check_fed_df_validation(validation, distillation)
     models = {name: pool.method.model for name, pool in pools.items()}

@@ -20,7 +20,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohorts, check_pools
+from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohort, check_pool
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
@@ -58,14 +58,14 @@ def fed_ensemble(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_ensemble, locals())
-    pool = check_pools({"pool": pool})["pool"]
+    pool = check_pool("pool", pool)
     check_integer("num_models", num_models, low=1)
     if pool.cohort_size % num_models:
         raise ValueError(
             f"num_models must divide the cohort's {pool.cohort_size} clients into groups of equal "
             f"size, got {num_models}."
         )
-    check_fixed_cohorts("fed_ensemble", {"pool": pool})
+    check_fixed_cohort("pool", "fed_ensemble", pool)
     if pool.method.privacy is not None:
         raise ValueError(
             "pool.method must not be private: fed_ensemble draws clients from strata that change "

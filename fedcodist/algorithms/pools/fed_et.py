@@ -16,6 +16,7 @@ from fedcodist.algorithms.pools.pool import (
     assemble,
     check_class_counts,
     check_client_models,
+    check_no_methods,
     check_pools,
 )
 from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
@@ -91,7 +92,7 @@ def fed_et(
       columns: the federated data's columns, for counting bytes.
       num_unlabelled: number of examples of the data set `unlabelled`, see `resident_data`.
       server: the large model, of `headed` with a head of the pools' shape.
-      distillation: steps, batch size, optimizer, augmentation; its divergence is not used.
+      distillation: steps, batch size, optimizer, augmentation; its divergence must be the default.
       hyper: learning rate and lambda.
       execution: how clients are executed.
 
@@ -106,6 +107,7 @@ def fed_et(
     _check_models(pools, server, distillation)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.diversity", hyper.diversity, low=0)
+    check_no_methods("methods", hyper.methods)
 
     def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
         return {UNLABELLED: unlabelled_indices(key, round, distillation, num_unlabelled)}

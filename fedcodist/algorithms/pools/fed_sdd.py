@@ -21,7 +21,13 @@ from fedcodist.algorithms.pools.grouped_models import (
     train_groups,
 )
 from fedcodist.algorithms.pools.model_buffer import ensemble_of, first_buffer, with_newest
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohorts, check_pools
+from fedcodist.algorithms.pools.pool import (
+    Pool,
+    assemble,
+    check_fixed_cohort,
+    check_no_methods,
+    check_pool,
+)
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
@@ -129,11 +135,12 @@ def fed_sdd(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(fed_sdd, locals())
-    pool = check_fixed_cohorts("fed_sdd", check_pools({"pool": pool}))["pool"]
+    pool = check_fixed_cohort("pool", "fed_sdd", check_pool("pool", pool))
     sizes = group_sizes_of(pool.cohort_size, num_models, group_sizes)
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)
     check_teaching(teaching, distillation, hyper)
+    check_no_methods("method", hyper.method)
     method, groups = pool.method, groups_of(pool, sizes)
     students = list(groups) if teaching.distilled == "all" else [MAIN]
 

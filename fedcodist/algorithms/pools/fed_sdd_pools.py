@@ -28,6 +28,7 @@ from fedcodist.algorithms.pools.pool import (
     assemble,
     check_class_counts,
     check_fixed_cohorts,
+    check_no_methods,
     check_pools,
 )
 from fedcodist.core.arguments import check_arguments
@@ -109,6 +110,7 @@ def fed_sdd_pools(
     check_integer("rounds_kept", rounds_kept, low=1)
     check_distillation(distillation, num_unlabelled)
     check_teaching(teaching, distillation, hyper)
+    check_no_methods("methods", hyper.methods)
     groups = {name: _named_groups(name, pool, sizes[name]) for name, pool in pools.items()}
     everyone = {group: part for parts in groups.values() for group, part in parts.items()}
     _check_group_names(groups)

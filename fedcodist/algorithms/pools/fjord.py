@@ -113,7 +113,11 @@ def fjord(
     widths = _widths(model, networks, layers)
     pools = {}
     for level, settings in levels.items():
-        within = [width for width in widths.values() if _lies_within(width, widths[level])]
+        within: list[Widths] = []
+        for width in widths.values():
+            # Levels of one width are one part to draw.
+            if width not in within and _lies_within(width, widths[level]):
+                within.append(width)
         network = with_ordered_dropout(networks[level], layers, within, self_distillation)
         update = _client_update(networks[level], network, training, self_distillation)
         method = level_method(whole, networks[level], parts[level], update, mean_and_owners())

@@ -7,6 +7,7 @@ Ding, Tarokh, 2021). https://arxiv.org/abs/2010.01264
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
@@ -21,6 +22,7 @@ from fedcodist.algorithms.pools.levels import (
     of_level,
 )
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.compression.compressed import Downlink
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_columns, check_several
 from fedcodist.core.for_each_client import Execution
@@ -163,6 +165,7 @@ def pools_of_levels(
         reduce = mean_and_owners(layers[-1] if adjustments.masked else None)
         method = adjustments.wrapped(level_method(whole, network, part, update, reduce))
         _check_privacy(method)
+        _check_downlink(method)
         pools[level], parts[level] = Pool(method, settings.clients, settings.cohort_size), part
     return pools, parts
 
@@ -173,6 +176,18 @@ def _check_privacy(method: FederatedMethod) -> None:
         raise ValueError(
             "adjustments.wrapped must make methods private with a constant clip (adaptive=None) and "
             "with noise that is independent in every round."
+        )
+
+
+def _check_downlink(method: FederatedMethod) -> None:
+    """Raises ValueError for a compressed downlink, whose bytes would be those of the whole network."""
+    server = jax.eval_shape(lambda: method.init(jax.random.key(0)))
+    is_downlink = lambda node: isinstance(node, Downlink)
+    links = filter(is_downlink, jax.tree.leaves(server, is_leaf=is_downlink))
+    if any(jax.tree.leaves(link.params) for link in links):
+        raise ValueError(
+            "adjustments.wrapped must compress the uplink only (downlink=None): the bytes of a downlink "
+            "would be counted for the whole network."
         )
 
 

@@ -115,8 +115,10 @@ def merged_codistillation(
             directions = {name: jax.tree.map(jnp.zeros_like, before[name].params) for name in pools}
             return directions, loss_metrics(None, pools)
 
-        alphas = {name: alpha_schedule(value, round.index) for name, value in hyper.alpha.items()}
-        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in alphas.values()]) == 1)
+        alpha_now = {
+            name: alpha_schedule(value, round.index) for name, value in hyper.alpha.items()
+        }
+        all_one = jnp.all(jnp.stack([jnp.asarray(value) for value in alpha_now.values()]) == 1)
         is_skipped = jnp.logical_and(hyper.skip > 0, all_one)
         directions, losses = jax.lax.cond(is_skipped, no_directions, distilled_directions)
 
@@ -124,7 +126,7 @@ def merged_codistillation(
         merged = {
             name: aggregate._replace(
                 pseudo_gradient=merge_gradients(
-                    aggregate.pseudo_gradient, directions[name], alphas[name]
+                    aggregate.pseudo_gradient, directions[name], alpha_now[name]
                 )
             )
             for name, aggregate in trained.aggregates.items()
@@ -158,6 +160,7 @@ def _checked_alphas(
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
     for name, value in alphas.items():
         check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
+    for value in set(alphas.values()):
         _check_schedule(alpha_schedule, value, num_rounds)
     return alphas
 

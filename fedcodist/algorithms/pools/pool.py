@@ -249,25 +249,37 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
     if not pools:
         raise ValueError(f"{called} must hold at least one pool, got none.")
     check_names(called, pools)
-    checked = {}
-    for name, pool in pools.items():
-        clients = check_clients(f"{called}[{name!r}].clients", pool.clients)
-        if not isinstance(pool.cohort_size, int | np.integer):
-            check_integer(f"{called}[{name!r}].cohort_size", pool.cohort_size, low=1)
-        if not 1 <= pool.cohort_size <= clients.size:
-            raise ValueError(
-                f"{called}[{name!r}].cohort_size must be between 1 and the pool's {clients.size} "
-                f"clients, got {pool.cohort_size}."
-            )
-        check_integer(f"{called}[{name!r}].cohort_size", pool.cohort_size, low=1)
-        if pool.method.num_clients not in (None, clients.size):
-            raise ValueError(
-                f"{called}[{name!r}].method must be told of the pool's {clients.size} clients, its "
-                f"num_clients is {pool.method.num_clients}."
-            )
-        checked[name] = pool._replace(clients=clients)
-        _check_cohorts(f"{called}[{name!r}]", checked[name])
+    return {name: check_pool(f"{called}[{name!r}]", pool) for name, pool in pools.items()}
+
+
+def check_pool(where: str, pool: Pool) -> Pool:
+    """The pool with sorted clients. Raises ValueError or TypeError that begins with `where`."""
+    clients = check_clients(f"{where}.clients", pool.clients)
+    if not isinstance(pool.cohort_size, int | np.integer):
+        check_integer(f"{where}.cohort_size", pool.cohort_size, low=1)
+    if not 1 <= pool.cohort_size <= clients.size:
+        raise ValueError(
+            f"{where}.cohort_size must be between 1 and the pool's {clients.size} clients, got "
+            f"{pool.cohort_size}."
+        )
+    check_integer(f"{where}.cohort_size", pool.cohort_size, low=1)
+    if pool.method.num_clients not in (None, clients.size):
+        raise ValueError(
+            f"{where}.method must be told of the pool's {clients.size} clients, its num_clients is "
+            f"{pool.method.num_clients}."
+        )
+    checked = pool._replace(clients=clients)
+    _check_cohorts(where, checked)
     return checked
+
+
+def check_no_methods(field: str, given: Any) -> None:
+    """Raises ValueError for hyper-parameters beside those that the pools' methods bring along."""
+    if given:
+        raise ValueError(
+            f"hyper.{field} must be left out: the hyper-parameters of a pool's method are those with "
+            "which it was made."
+        )
 
 
 def _check_cohorts(where: str, pool: Pool) -> None:
@@ -302,12 +314,16 @@ def _check_bands(where: str, pool: Pool, bands: int) -> None:
 
 def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]:
     """The pools. Raises ValueError for Poisson cohorts, in methods with a fixed number of clients."""
-    for pool in pools.values():
-        if pool.poisson is not None:
-            raise ValueError(
-                f"pools must have poisson=None for {name}, whose rounds need a fixed number of clients."
-            )
-    return dict(pools)
+    return {pool: check_fixed_cohort("pools", name, own) for pool, own in pools.items()}
+
+
+def check_fixed_cohort(where: str, name: str, pool: Pool) -> Pool:
+    """The pool. Raises ValueError that begins with `where` for a Poisson cohort."""
+    if pool.poisson is not None:
+        raise ValueError(
+            f"{where} must have poisson=None for {name}, whose rounds need a fixed number of clients."
+        )
+    return pool
 
 
 def check_class_counts(pools: Mapping[str, Pool]) -> None:

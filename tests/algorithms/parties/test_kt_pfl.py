@@ -342,7 +342,7 @@ def test_kt_pfl_sends_soft_predictions_and_which_examples_they_are_of():
                 GROUPS | {"a": PartyGroup(network(True)._replace(num_classes=4), [3])},
                 OpenExamples(5, 5),
             ),
-            "groups must have models of num_classes=3 outputs",
+            r"groups must have models of groups\['hidden'\]\.model\.num_classes=3",
         ),
         (
             lambda: kt_pfl(GROUPS, OpenExamples(5, 5), LOCAL._replace(epochs=0)),

@@ -1,4 +1,4 @@
-"""Random preprocessing of public examples: parties learn from answers on the images that were answered."""
+"""Random preprocessing of public examples: parties learn from answers on the very same images."""
 
 import functools
 

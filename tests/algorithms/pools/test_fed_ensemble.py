@@ -127,7 +127,7 @@ def test_of_one_model_it_is_fed_avg():
     [
         (lambda: algorithm(0), "num_models must be at least 1, got 0"),
         (lambda: algorithm(4), "num_models must divide the cohort's 6 clients .*, got 4"),
-        (lambda: algorithm(2, cohort=7), r"pools\['pool'\]\.cohort_size must be between 1 and"),
+        (lambda: algorithm(2, cohort=7), r"^pool\.cohort_size must be between 1 and"),
     ],
 )
 def test_bad_input_is_one_line(call, message):
