@@ -35,7 +35,9 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
     """
     check_arguments(compressed_reduce, locals())
     if reduce is not None and reduce.mask is not None:
-        raise ValueError("reduce must not be a secure sum, which is of compressed updates.")
+        raise ValueError(
+            "reduce must not be a secure sum: put the secure sum around compressed_reduce."
+        )
     inner = weighted_mean() if reduce is None else reduce
 
     def prepare(result: ClientResult, key: jax.Array) -> tuple[PyTree, Measured]:

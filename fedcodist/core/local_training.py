@@ -251,7 +251,6 @@ def gradient_of_a_batch(
     variables: Variables,
     data: ClientData,
     key: jax.Array,
-    loss_hook: Callable[[Any, Batch], jax.Array] | None = None,
 ) -> PyTree:
     """The gradient of a client's loss on one batch of its examples, as in the first step of training.
 
@@ -259,7 +258,7 @@ def gradient_of_a_batch(
     """
     batch = drawn_examples(data, training.batch_size, keys.derive(key, "batch"))
     without_steps = training._replace(optimizer=lambda rate: last_gradient(), epochs=1)
-    trained = train_client(model, without_steps, variables, batch, key, 0.0, loss_hook=loss_hook)
+    trained = train_client(model, without_steps, variables, batch, key, 0.0)
     return trained.optimizer_state
 
 

@@ -320,7 +320,8 @@ def is_finite(tree: PyTree) -> jax.Array:
     small = [jnp.ravel(leaf) for leaf in leaves if jnp.size(leaf) <= 2**16]
     large = [leaf for leaf in leaves if jnp.size(leaf) > 2**16]
     arrays = [*large, jnp.concatenate(small)] if small else large
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]))
+    each = [jnp.all(jnp.isfinite(array)) for array in arrays]
+    return jnp.all(jnp.stack(each)) if each else jnp.ones((), bool)
 
 
 def check_stateless(name: str, model: Model) -> None:

@@ -146,6 +146,14 @@ def check_dealt_batches(
         raise ValueError(counted(f"{devices} devices share batches of {batch_size}"))
 
 
+def check_masked(
+    why: str, apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any]
+) -> None:
+    """Raises ValueError, with the reason, if the network's batch statistics would count padding."""
+    if jax.tree.leaves(variables.mutable) and counts_padding(apply, variables, batch):
+        raise ValueError(counted(why))
+
+
 def counted(why: str) -> str:
     """The message of the error and of the warning."""
     return (

@@ -793,7 +793,9 @@ def test_a_study_of_other_options(option, tmp_path):
 def test_a_study_of_an_earlier_release_goes_on(tmp_path):
     """It does not say what later releases compare."""
     made, _ = open_study(make_plan(alpha_config(), tmp_path, determined_by={"data": 1}))
-    earlier = {name: part for name, part in made.user_attrs["made_of"].items() if name != "sampling"}
+    earlier = {
+        name: part for name, part in made.user_attrs["made_of"].items() if name != "sampling"
+    }
     made.set_user_attr("made_of", earlier)
     plan = make_plan(alpha_config(), tmp_path, seed=2, determined_by={"data": 1, "prepared": 3})
     open_study(plan)

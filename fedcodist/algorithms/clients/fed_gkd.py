@@ -152,10 +152,15 @@ def fed_gkd(
     ) -> FedGKDServer:
         # The current model joins the earlier ones in place of the oldest. Clients' models are averaged.
         current = averaging.variables(server.averaging)
-        push = lambda new, old: jnp.concatenate([new[None], old])[: models_kept - 1]
+        # A round without clients has trained no model.
+        is_trained = aggregate.weight > 0
+        push = lambda new, old: jnp.where(
+            is_trained, jnp.concatenate([new[None], old])[: models_kept - 1], old
+        )
         earlier = jax.tree.map(push, current, server.earlier)
         averaged = averaging.server_update(server.averaging, aggregate, round, hyper)
-        return FedGKDServer(averaged, earlier, jnp.minimum(server.num_trained + 1, models_kept))
+        num_trained = jnp.minimum(server.num_trained + is_trained, models_kept)
+        return FedGKDServer(averaged, earlier, num_trained)
 
     def variables(server: FedGKDServer) -> Variables:
         return averaging.variables(server.averaging)

@@ -93,9 +93,10 @@ def fed_kd(
         their students are averaged (the authors' code). With 'step_gradient' a round is one batch and
         the student's gradients are averaged. The server takes a step of `training.optimizer` along
         their mean, and clients download the result. (In algorithm 1 clients download the mean and take
-        the step themselves.)
+        the step themselves.) Then `training.epochs` is not used.
       fresh_optimizers: whether clients' optimizers start anew in each round. Without hidden states and
-        adaptive weights this is FML with both weights 1/2, with plain SGD at half the learning rates.
+        adaptive weights this is FML with both weights 1/2, if FedKD's learning rates of plain SGD are
+        half of FML's.
       mutual: how the models learn from each other.
       hyper: learning rates, and the weights of L^d and L^h; 0 leaves a term out.
 
@@ -105,7 +106,7 @@ def fed_kd(
     """
     check_arguments(fed_kd, locals())
     check_choice("exchange", exchange, tuple(EXCHANGES))
-    check_mutual(mutual)
+    check_mutual(mutual, training)
     for name, value in hyper._asdict().items():
         check_number(f"hyper.{name}", value, low=0)
     shapes = map_shapes(teacher, student, columns, training, mutual)

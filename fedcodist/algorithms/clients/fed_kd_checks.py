@@ -15,11 +15,16 @@ from fedcodist.core.model import Model
 from fedcodist.distillation.loop import check_classes
 
 
-def check_mutual(mutual: MutualLosses) -> None:
-    """Raises ValueError that names an option with a value that does not exist."""
+def check_mutual(mutual: MutualLosses, training: LocalTraining) -> None:
+    """Raises ValueError that names an option with a value that does not exist or fit `training`."""
     check_choice("mutual.adaptive", mutual.adaptive, ("batch", "sample", "none"))
     check_choice("mutual.kl_reduction", mutual.kl_reduction, ("batchmean", "elementmean"))
     check_choice("mutual.hidden_map", mutual.hidden_map, ("learned", "identity"))
+    if training.differentiate is not None and mutual.adaptive == "batch":
+        raise ValueError(
+            "mutual.adaptive must be 'sample' or 'none' with training.differentiate, which takes the "
+            "gradient of one example at a time, got 'batch'."
+        )
 
 
 def map_shapes(

@@ -95,6 +95,8 @@ def fed_ntd(
         )
         return client_result(message, trained, weight=data.size, client_state=client_state)
 
+    # `gradient` stays FedAvg's: at the received model student and teacher agree, so the divergence adds
+    # nothing to it, but for dropout and batch statistics.
     return averaging._replace(name="fed_ntd", hyper=hyper, client_update=client_update)
 
 

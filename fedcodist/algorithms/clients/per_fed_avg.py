@@ -33,6 +33,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.padding_checks import check_masked
 from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any
@@ -114,7 +115,11 @@ def per_fed_avg(
             def differentiated(
                 w: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
             ) -> tuple[tuple[jax.Array, PyTree], PyTree]:
-                parts = parts_of(batch, mask, BATCHES[variant])
+                count = BATCHES[variant]
+                parts = parts_of(batch, mask, count)
+                if mask.shape[0] % count:
+                    why = f"per_fed_avg divides batches of {mask.shape[0]} into {count} parts"
+                    check_masked(why, model.apply, Variables(w, mutable), parts[0][0])
                 key_of = lambda index: keys.derive(key, "part", index)
 
                 # Algorithm 1: the model w' after a step on D, and its gradient on D'.

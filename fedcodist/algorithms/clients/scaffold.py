@@ -85,7 +85,9 @@ def scaffold(
     check_training("training", training)
     check_integer("num_clients", num_clients, low=1)
     if option == 1 and training.differentiate is not None:
-        raise ValueError("option must be 2 with training.differentiate, which 1 goes around.")
+        raise ValueError(
+            "option must be 2 with training.differentiate: option 1 takes gradients without it."
+        )
     if option == 2 and not _is_plain_sgd(training.optimizer):
         raise ValueError(
             "option 2 needs plain SGD as training.optimizer, whose steps are the learning rate times "
@@ -201,7 +203,11 @@ def full_gradient(
         _, rows, is_real = batches.places(index, size, data.size)
         draw = keys.derive(key, "full_gradient", index)
         batch = batches.read(
-            data.columns, data.start + rows, training.preprocess, draw, jnp.arange(size)
+            data.columns,
+            data.start + rows,
+            training.preprocess,
+            keys.derive(draw, "input"),
+            jnp.arange(size),
         )
         dropout = keys.derive(draw, "dropout") if train else None
         gradient = jax.grad(loss)(variables.params, batch, is_real.astype(jnp.float32), dropout)

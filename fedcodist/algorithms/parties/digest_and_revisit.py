@@ -83,8 +83,9 @@ def digest_and_revisit(
     revisited = train(revisit, digested.variables, private, "revisit", rate, None, state)
     metrics = party_metrics(
         revisited.variables,
-        digested.num_steps + revisited.num_steps,
+        revisited.num_steps,
         revisited.num_examples,
+        digest_steps=digested.num_steps,
         digest_loss=digested.loss,
         loss=revisited.loss,
     )

@@ -178,6 +178,7 @@ def ds_fl(
         drawing(open_examples),
         {PUBLIC: open_examples.num_public},
         {SERVER: single_model(server, lambda state: state.server)},
+        server=lambda state: state.server,
     )
 
 

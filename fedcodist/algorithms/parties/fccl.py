@@ -133,7 +133,7 @@ def fccl(
         )
 
     def select_examples(round: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
-        return {PUBLIC: public_order(keys.derive(key, PUBLIC, round), public)}
+        return {PUBLIC: public_order(keys.derive(key, "public_order", round), public)}
 
     def round_(
         state: FCCLState, client_states: PyTree, round: Round, hyper: FCCLHyper

@@ -176,7 +176,7 @@ def fed_gen(
             # Line 11: the user sends its head and its label counter.
             _, head = split_head(trained.variables.params)
             weight = jnp.maximum(data.size, 1) if weighted else 1
-            counts = training.epochs * label_counts(data, classes, training.preprocess)
+            counts = label_counts(data, classes, training.preprocess)
             # Counts must not be weighted, so they are divided by the weight here.
             sends = (head, counts / weight)
             return PartyResult(trained.variables, metrics, sends=sends, weight=weight)
@@ -204,6 +204,7 @@ def fed_gen(
         round_,
         lambda state, name: state.models[name],
         same_for_all(groups, _communication(groups, generator, width, classes)),
+        server=lambda state: state.generator,
     )
 
 

@@ -192,7 +192,16 @@ def fed_gh(
     sizes = Communication(
         down=tree_bytes(variable_shapes(head_model)), up=prototype_bytes(num_classes, width)
     )
-    return assemble(name, groups, hyper, init, round_, evaluated, same_for_all(groups, sizes))
+    return assemble(
+        name,
+        groups,
+        hyper,
+        init,
+        round_,
+        evaluated,
+        same_for_all(groups, sizes),
+        server=lambda state: state.head,
+    )
 
 
 def model_of_head(network: Model) -> Model:

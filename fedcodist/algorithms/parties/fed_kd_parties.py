@@ -127,19 +127,19 @@ def fed_kd_parties(
     check_widths(groups, student.num_classes, "student.num_classes")
     check_training("training", training)
     check_integer("num_rounds", num_rounds, low=1)
-    check_mutual(mutual)
+    check_mutual(mutual, training)
     for field, value in hyper._asdict().items():
         check_number(f"hyper.{field}", value, low=0)
     clients = {
-        group: FedKDClients(
-            teacher=party_group.model,
+        architecture: FedKDClients(
+            teacher=group.model,
             student=student,
-            map_shapes=map_shapes(party_group.model, student, columns, training, mutual),
+            map_shapes=map_shapes(group.model, student, columns, training, mutual),
             exchange=epoch_delta(training),
             fresh_optimizers=False,
             mutual=mutual,
         )
-        for group, party_group in groups.items()
+        for architecture, group in groups.items()
     }
 
     shapes = variable_shapes(student)
@@ -171,7 +171,8 @@ def fed_kd_parties(
         ) -> PartyResult:
             # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, and the
             # student along that of L_s.
-            own = next(clients[group] for group in groups if groups[group].model is model)
+            # Groups that share a model have equal settings too.
+            own = next(clients[name] for name, group in groups.items() if group.model is model)
             kept = FedKDClientState(party.variables, party.maps, party.optimizers, jnp.array(True))
             result = own.train(shared, kept, data, key, FedKDHyper(*hyper))
             # The teacher stays here; the student's change is sent, compressed.
@@ -222,4 +223,5 @@ def fed_kd_parties(
         same_for_all(groups, Communication(down=size, up=size)),
         other_predictors={STUDENT: single_model(student, lambda state: state.student)},
         num_rounds=num_rounds if uplink or downlink else None,
+        server=lambda state: state.student,
     )

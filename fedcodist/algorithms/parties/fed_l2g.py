@@ -13,6 +13,7 @@ import numpy as np
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_widths, same_for_all
 from fedcodist.algorithms.parties.guiding_vectors import (
+    LabelSlopes,
     guided_loss,
     guiding_gradients,
     study_and_quiz,
@@ -22,6 +23,7 @@ from fedcodist.algorithms.parties.party import (
     PartyResult,
     assemble,
     checked_sums,
+    if_here,
     init_models,
     run_parties,
     training_metrics,
@@ -164,12 +166,16 @@ def fed_l2g(
             # Learning to guide: a trial step on a study batch, and the gradient of the loss on the quiz
             # set after it.
             batch = drawn_examples(study, training.batch_size, keys.derive(key, "study"))
-            gradients = guiding_gradients(
-                *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
-                *(hyper.weight, hyper.study_learning_rate, key),
-            )
+
+            def gradients() -> LabelSlopes:
+                return guiding_gradients(
+                    *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
+                    *(hyper.weight, hyper.study_learning_rate, key),
+                )
+
             metrics = training_metrics(trained)
-            return PartyResult(party._replace(variables=trained.variables), metrics, gradients)
+            after = party._replace(variables=trained.variables)
+            return PartyResult(after, metrics, if_here(data, gradients))
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(
@@ -192,6 +198,7 @@ def fed_l2g(
         round_,
         lambda state, name: state.models[name].variables,
         same_for_all(groups, Communication(down=down, up=up)),
+        server=lambda state: state.vectors,
     )
 
 

@@ -166,6 +166,7 @@ def fed_mrl(
         variables,
         same_for_all(groups, Communication(down=size, up=size)),
         other_predictors={SHARED: single_model(small, lambda state: state.shared)},
+        server=lambda state: state.shared,
     )
 
 

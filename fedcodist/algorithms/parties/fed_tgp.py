@@ -197,6 +197,7 @@ def fed_tgp(
         models,
         same_for_all(groups, Communication(down=vectors, up=up)),
         other_predictors=nearest if predict_by == PROTOTYPE_PREDICTS else {},
+        server=lambda state: state.generator,
     )
 
 

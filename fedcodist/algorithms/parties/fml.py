@@ -145,6 +145,7 @@ def fml(
         lambda state, name: state.models[name],
         same_for_all(groups, Communication(down=size, up=size)),
         other_predictors={MEME: single_model(meme, lambda state: state.meme)},
+        server=lambda state: state.meme,
     )
 
 

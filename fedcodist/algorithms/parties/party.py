@@ -49,9 +49,7 @@ class PartyResult(NamedTuple):
     Attributes:
       state: the party's new state: its model, and more in some methods.
       metrics: dict of scalars; `party_metrics` makes those that every method has.
-      sends: pytree that is multiplied by `weight` and summed over parties; only the sum is used. If each
-        example has its own weight, it is the pair (weights * scores, weights), `weight` is 1, and the
-        method divides the two.
+      sends: pytree that is multiplied by `weight` and summed over parties; only the sum is used.
       weight: scalar weight of `sends`.
       reports: pytree that is not summed but kept for each party, such as predictions for neighbours.
 
@@ -93,6 +91,7 @@ def assemble(
     data_set_sizes: Mapping[str, int] = {},
     other_predictors: Mapping[str, Predictor] = {},
     num_rounds: int | None = None,
+    server: Callable[[PyTree], PyTree] | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm of parties from a function of one round.
 
@@ -106,15 +105,24 @@ def assemble(
       data_set_sizes: data set -> examples that it must have.
       other_predictors: models that are no party's, such as a server's.
       num_rounds: the most rounds of a run, if a schedule was made for so many.
+      server: state -> what the server keeps, such as a model. A run stops if it is not finite.
     """
     everyone = jnp.asarray(all_clients(groups))
+
+    def with_finite_server(
+        state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
+    ) -> AfterRound:
+        state, client_states, metrics = round_(state, client_states, round, hyper)
+        kept = is_finite(server(state)) if server else jnp.ones((), bool)
+        return state, client_states, metrics | {f"{n}/finite_model": kept for n in communication}
+
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
         client_states={},
         select=lambda round, key: Selection({PARTIES: everyone}, select_examples(round, key)),
-        round=round_,
+        round=with_finite_server if server else round_,
         predictors={**party_predictors(groups, variables), **other_predictors},
         communication=communication,
         num_clients=num_clients(groups),
@@ -129,7 +137,7 @@ def party_metrics(
     """The metrics that every method of parties reports for a party's training.
 
     Args:
-      variables: after training; a run warns if they are not finite.
+      variables: after training; a run stops if they, or what the party sends, are not finite.
       num_steps, num_examples: of the training.
       others: losses, by name.
     """
@@ -166,7 +174,7 @@ def run_parties(
     Args:
       groups: checked groups.
       update: (model, message, state, data, key) -> PartyResult; pure. If data.bound is 0, the party
-        belongs to another device, and the update should take no time.
+        belongs to another device, and the update should take no time, see `if_here`.
       message: what every party downloads.
       states: architecture -> the parties' states, leaves [group, ...].
       round: its cohort has all parties in ascending order.
@@ -235,6 +243,12 @@ def run_parties(
         {name: reports for name, (_, reports) in kept.items()},
         by_party,
     )
+
+
+def if_here(data: ClientData, compute: Callable[[], PyTree]) -> PyTree:
+    """What `compute` returns; zeros, without its time, for a party that belongs to another device."""
+    nothing = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute))
+    return jax.lax.cond(data.bound > 0, compute, nothing)
 
 
 def sums() -> Reduce:
@@ -335,10 +349,14 @@ def _client_update(
     """
     own, _ = state
     result = update(model, message, own, data, key)
+    metrics = result.metrics
+    if "finite" in metrics:
+        sent = is_finite((result.sends, result.reports))
+        metrics = metrics | {"finite": metrics["finite"] & sent}
     weight = jnp.asarray(result.weight, jnp.result_type(float))
     chex.assert_shape(weight, ())
     kept = (result.state, result.reports)
-    return ClientResult(result.sends, {}, weight, kept, result.metrics, extra=data.size > 0)
+    return ClientResult(result.sends, {}, weight, kept, metrics, extra=data.size > 0)
 
 
 def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTree:

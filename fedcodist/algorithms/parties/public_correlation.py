@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.party import PartiesResult, PartyResult, PartyUpdate, run_parties
+from fedcodist.algorithms.parties.party import (
+    PartiesResult,
+    PartyResult,
+    PartyUpdate,
+    if_here,
+    run_parties,
+)
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce
@@ -91,7 +97,8 @@ def learn_from_others(
         def answer(
             model: Model, batch: Batch, party: Party, data: ClientData, key: jax.Array
         ) -> PartyResult:
-            return PartyResult((), {}, _in_training(model, party[0], batch, key)[0])
+            logits = lambda: _in_training(model, party[0], batch, key)[0]
+            return PartyResult((), {}, if_here(data, logits))
 
         def learn(
             model: Model,
@@ -102,10 +109,13 @@ def learn_from_others(
         ) -> PartyResult:
             batch, mean = received
             rate, off_diagonal = hyper.public_learning_rate, hyper.off_diagonal
-            learned = correlated_step(
-                model, public.optimizer, party, batch, mean, key, rate, off_diagonal
-            )
-            return PartyResult(learned, {})
+
+            def learned() -> Party:
+                return correlated_step(
+                    model, public.optimizer, party, batch, mean, key, rate, off_diagonal
+                )
+
+            return PartyResult(if_here(data, learned), {})
 
         # One key for both passes, so that dropout is the same in prediction and in training.
         def run(update: PartyUpdate, message: PyTree) -> PartiesResult:
