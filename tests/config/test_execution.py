@@ -58,6 +58,10 @@ def test_a_cpu_that_was_told_to_keep_what_is_computed_twice_is_not_warned_of(mon
     [
         ({"loop": "eager"}, "execution.loop must be one of .*'scan', 'vmap'.*'eager'"),
         ({"chunk_size": 0}, "execution.chunk_size must be at least 1, got 0"),
+        (
+            {"chunk_size": 8},
+            "execution.chunk_size must be None with execution.loop='scan', .* got 8",
+        ),
         ({"chunk_size": "auto"}, "execution.chunk_size must be an integer of at least 1"),
         ({"precision": "float16"}, "execution.precision must be one of .*'bfloat16'.*'float16'"),
         ({"rematerialise": "yes"}, "execution.rematerialise must be True or False, got 'yes'"),

@@ -96,6 +96,26 @@ def test_the_weight_of_fed_prox_is_no_other_methods(method, default):
     assert {hyper.proximal_weight for hyper in hypers.values()} == {3.0}
 
 
+def test_a_setting_beside_the_group_of_its_method_is_refused():
+    config = digits_methods.get_config("fed_avg")
+    config.training.method = "fed_prox"
+    with config.unlocked():
+        config.training.fed_prox = dict()
+    message = (
+        r"^training\.proximal_weight is not read beside the group training\.fed_prox: set it there"
+    )
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+
+
+def test_an_optimizer_that_a_rate_does_not_make_is_named_by_its_setting():
+    config = get_config()
+    config.training.client_optimizer = "dpsgd"
+    message = r"^training\.client_optimizer must be a function of the learning rate"
+    with pytest.raises(TypeError, match=message):
+        build_experiment(config)
+
+
 def test_a_pool_without_teaching_is_named():
     config = get_config("periodic_codistillation")
     with config.unlocked():

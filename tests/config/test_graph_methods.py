@@ -14,9 +14,9 @@ from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.commands import compare, sweep
 from fedcodist.config import graph_methods
-from fedcodist.config.data import load_data
+from fedcodist.config.data import Data, load_data
 from fedcodist.config.experiment import build_experiment
-from fedcodist.config.graph_methods import BACKBONES, graph_of
+from fedcodist.config.graph_methods import BACKBONES, graph_of, image_shape
 from fedcodist.config.registry import DECENTRALISED, ENTRIES, GRAPH
 from fedcodist.configs import digits_mhd
 from fedcodist.data.federated_data import FederatedData
@@ -153,6 +153,33 @@ def test_mistakes_in_a_graph_that_changes_are_one_line(names, message):
     with pytest.raises(ValueError, match=message) as caught:
         build_experiment(changing(*names))
     assert "\n" not in str(caught.value)
+
+
+def test_a_graph_that_is_no_group_is_one_line():
+    config = changing(("complete", {}))
+    with config.unlocked():
+        config.parties.graph.graphs = ("complete",)
+    message = (
+        r"^parties\.graph\.graphs\[0\] must be a graph's name and settings, .* got 'complete'\."
+    )
+    with pytest.raises(TypeError, match=message):
+        build_experiment(config)
+
+
+def test_a_complete_graph_of_fed_avg_has_no_settings_either():
+    config = digits("decentralised_fed_avg")
+    with config.unlocked():
+        config.parties.graph = dict(name="complete", size=3)
+    with pytest.raises(ValueError, match=r"must not have 'size' where its name is 'complete'"):
+        build_experiment(config)
+
+
+def test_images_may_be_made_by_the_preprocessing():
+    columns = {"pixels": np.zeros((4, 8, 8, 1), np.uint8), "label": np.zeros(4, np.int32)}
+    train = FederatedData.from_arrays(columns, offsets=np.array([0, 2, 4]))
+    scale = lambda batch, key, positions: {"image": batch["pixels"][:, 1:] / 255.0}
+    data = Data({"train": train}, columns["pixels"], scale, scale, num_classes=10)
+    assert image_shape(data) == (7, 8, 1)
 
 
 def test_fed_md_and_mhd_have_the_same_ten_networks_and_data():

@@ -141,11 +141,12 @@ def test_parties_optimizer_is_adam_where_none_is_named():
     named = party_optimizer(digits().algorithm)(0.5)
     gradient = np.ones(2, np.float32)
     np.testing.assert_allclose(named.update(gradient, named.init(gradient))[0], -0.5 * gradient)
-    settings = digits(algorithm__optimizer="adam", algorithm__epsilon=1.0).algorithm
-    adam = party_optimizer(settings)(0.5)
-    np.testing.assert_allclose(
-        adam.update(gradient, adam.init(gradient))[0], -0.25 * gradient, rtol=1e-5
-    )
+    for name in ("adam", "adamax"):
+        settings = digits(algorithm__optimizer=name, algorithm__epsilon=1.0).algorithm
+        adam = party_optimizer(settings)(0.5)
+        np.testing.assert_allclose(
+            adam.update(gradient, adam.init(gradient))[0], -0.25 * gradient, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(

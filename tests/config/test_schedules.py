@@ -51,6 +51,7 @@ def rates(algorithm, schedules, rounds):
     [
         (dict(name="exponential_decay", factor=0.5), [0.4, 0.2, 0.1]),
         (dict(name="linear_decay"), [0.4, 0.35, 0.3]),  # of ROUNDS
+        (dict(name="linear_decay", num_rounds=2), [0.4, 0.2, 0.0]),
         (dict(name="own_schedules:in_steps", every=2), [0.4, 0.4, 0.2]),
     ],
 )

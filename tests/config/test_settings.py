@@ -178,6 +178,7 @@ def test_a_misspelt_setting_of_the_librarys_groups_is_named(path, nearest):
         ("algorithm.validaton", "algorithm.validation"),
         ("data.partiton", "data.partition"),
         ("metric", "metrics"),
+        ("logger", "loggers"),
         ("callback", "callbacks"),
         ("pools.small.teachng", "pools.small.teaching"),
     ],
@@ -262,6 +263,16 @@ def with_setting(path, value):
 
 def test_what_a_config_adds_is_its_own():
     check_settings(ConfigDict({"mine": {"note": ("a", 1, None, True, [2.5])}, "notes": ()}))
+
+
+def test_a_misspelt_setting_outside_of_groups_is_named():
+    for name, nearest in (("logger", "loggers"), ("round", "rounds")):
+        with pytest.raises(ValueError, match=rf"^{name} is no setting; did you mean {nearest}\?$"):
+            check_settings(ConfigDict({name: 3}))
+
+
+def test_a_pool_without_a_name():
+    assert refusal(ConfigDict({"pools": {"": {}}})) == "pools must have names that are not empty."
 
 
 def test_a_pool_whose_name_metrics_could_not_tell():

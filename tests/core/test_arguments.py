@@ -130,6 +130,9 @@ AS_TRAINED = fc.LocalTraining()
 FUNCTIONS = {
     "training.preprocess": lambda value: fc.fed_avg(MODEL, AS_TRAINED._replace(preprocess=value)),
     "distillation.preprocess": lambda value: merged(distillation=STEPS._replace(preprocess=value)),
+    "(?:training).preprocess": lambda value: fc.local_only_steps(
+        GROUPS, 3, fc.StepTraining(preprocess=value)
+    ),
     "training.schedule": lambda value: fc.local_only_steps(
         GROUPS, 3, fc.StepTraining(schedule=value)
     ),

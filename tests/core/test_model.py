@@ -433,6 +433,29 @@ def test_another_name_of_training_is_refused():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        ({"a": EXAMPLE}, {}, r"^inputs must name all columns of example, \('a',\), got 'image'"),
+        (
+            EXAMPLE,
+            {"inputs": ("a", "b")},
+            r"^example must be a dictionary of the columns that inputs=",
+        ),
+        (
+            {"a": EXAMPLE},
+            {"inputs": ("a", "b")},
+            r"^inputs must name the columns of example, \('a',\)",
+        ),
+        (EXAMPLE, {"metrics": {"a": "accuracy"}}, r"^metrics\['a'\] must be a statistic"),
+    ],
+)
+def test_inputs_and_the_example_fit_together(example, options, message):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        from_flax_linen(nn.Dense(3), example, **options)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("make", [from_flax_linen, from_haiku])
 @pytest.mark.parametrize(
     ("example", "options", "message"),

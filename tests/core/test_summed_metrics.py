@@ -88,6 +88,15 @@ def test_average_precision_of_one_of_several_classes():
         np.testing.assert_allclose(found, expected, atol=0.01)
 
 
+def test_average_precision_of_a_model_that_diverged():
+    """Not that of the examples that it still answers."""
+    logits = np.array([[np.nan, 0], [0, 1], [1, 0]], np.float32)
+    labels = np.array([1, 1, 0], np.int32)
+    assert np.isnan(over_batches(average_precision(), logits, labels, np.ones(3, bool), 2))
+    with pytest.raises(ValueError, match=r"^outputs must have at least two classes, got \[3, 1\]"):
+        average_precision(0).sums(jnp.zeros((3, 1)), {"label": jnp.zeros(3, jnp.int32)})
+
+
 def test_average_precision_of_ties_and_of_confident_models():
     labels = np.array([0, 1, 0, 1], np.int32)
     for odds, expected in (

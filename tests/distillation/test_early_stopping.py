@@ -154,6 +154,15 @@ def test_a_student_that_is_done_keeps_its_best_while_another_goes_on():
     assert {name: int(value) for name, value in stopped.accuracy.items()} == {"a": 8, "b": 3}
 
 
+@pytest.mark.parametrize("or_start", [False, True])
+def test_accuracies_may_be_of_64_bits(or_start):
+    accuracy = lambda trained: {name: jnp.float64(0.5) for name in trained}
+    with jax.enable_x64(True):
+        stopping = EarlyStopping(accuracy, EVERY, 6, or_start)
+        found = jax.eval_shape(lambda: distill_until(stopping, **arguments(STEPS)))
+    assert all(of.dtype == jnp.float32 for of in found.accuracy.values())
+
+
 def test_the_start_may_be_the_best():
     start = students()
     worse = lambda trained: {

@@ -22,12 +22,12 @@ IMAGES = np.eye(3, dtype=np.float32)[LABELS]
 LABELS[WRONG] = (LABELS[WRONG] + 1) % 3
 
 
-def measured(axis_name=None):
+def measured(axis_name=None, weights=jnp.eye(3)):
     data = ValidationData(11, batch_size=4)
     columns = {"image": jnp.asarray(IMAGES), "label": jnp.asarray(LABELS, jnp.int32)}
     return validation_accuracy(
         linear_model(3, 3),
-        Variables({"w": jnp.eye(3)}, {}),
+        Variables({"w": weights}, {}),
         Examples(columns, validation_indices(data)),
         data,
         axis_name,
@@ -37,6 +37,11 @@ def measured(axis_name=None):
 def test_the_accuracy_is_the_share_of_right_labels():
     """Batches of 4, 4 and 3: the example that fills up the last one counts once."""
     assert float(jax.jit(measured)()) == pytest.approx(7 / 11)
+
+
+def test_a_model_of_nans_labels_nothing_rightly():
+    """And not those examples that are of the first class, or a diverged model could be the best."""
+    assert float(measured(weights=jnp.full((3, 3), jnp.nan))) == 0
 
 
 def test_devices_share_the_batches_and_agree():

@@ -248,6 +248,10 @@ WRONG = {
         lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper("fast", 1.0)}),
         r"hyper must hold numbers, got 'fast'",
     ),
+    "hyper is text that looks like a number": (
+        lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper("0.1", 1.0)}),
+        r"hyper must hold numbers, got '0.1'",
+    ),
     "a predictor without variables": (
         lambda: make_algorithm()._replace(
             predictors={

@@ -404,6 +404,16 @@ def test_with_a_config_it_and_the_data_count(tmp_path, compile_quickly):
     run(tmp_path, CONFIG, prepared={"clients": "abc"})
 
 
+def test_a_config_of_code_that_nothing_describes(tmp_path, compile_quickly):
+    """In Python, a config's own network may have changed, or a part of the experiment."""
+    run(tmp_path, CONFIG)
+    with pytest.raises(RunFolderError, match=r"training\.epochs is 1 there and 2 here"):
+        run(tmp_path, CONFIG, epochs=2)
+    with pytest.raises(RunFolderError, match=r"evaluate_every is 10 there and 2 here"):
+        run(tmp_path, CONFIG, evaluate_every=2)
+    run(tmp_path, CONFIG, epochs=2, prepared={})  # the descriptions say that nothing has changed
+
+
 def test_a_config_that_does_not_tell_its_rounds(tmp_path, compile_quickly):
     run(tmp_path, {"lr": 0.1}, schedule=linear_decay(2))
     with pytest.raises(RunFolderError, match=r"the algorithm depends on it: algorithm\..*schedule"):
@@ -413,12 +423,12 @@ def test_a_config_that_does_not_tell_its_rounds(tmp_path, compile_quickly):
 
 
 def test_a_config_with_more_rounds(tmp_path, compile_quickly):
-    run(tmp_path, CONFIG)
+    run(tmp_path, CONFIG, prepared={})
     with pytest.raises(
         RunFolderError,
         match=r"rounds is 2 there and 4 here, and the algorithm depends on it: algorithm\..*schedule",
     ):
-        run(tmp_path, CONFIG | {"rounds": 4}, rounds=4, schedule=linear_decay(4))
+        run(tmp_path, CONFIG | {"rounds": 4}, rounds=4, schedule=linear_decay(4), prepared={})
     with pytest.raises(RunFolderError, match="decay is None there and 1 here"):
         run(tmp_path, CONFIG | {"rounds": 4, "algorithm": {"decay": 1}}, rounds=4)
     with pytest.raises(RunFolderError, match="rounds is 2 there and 1 here"):

@@ -178,6 +178,21 @@ def test_examples_held_out_of_clients_own_serve_where_there_are_no_held_out_clie
     assert tune.held_out_accuracy(records) == pytest.approx(0.3)
 
 
+def test_tuning_needs_examples_held_out(monkeypatch):
+    read = reading.load_data
+
+    def without(settings):
+        data = read(settings)
+        return data._replace(splits={n: s for n, s in data.splits.items() if n != "held_out"})
+
+    monkeypatch.setattr(reading, "load_data", without)
+    message = (
+        r"^data\.name must be of data with a split 'held_out' or 'validation', .* got 'digits'"
+    )
+    with pytest.raises(ValueError, match=message):
+        tune.held_out_experiment(get_config())
+
+
 def test_a_config_has_a_space_of_its_own():
     config = with_space(get_config(), ("pools.*.teaching.weight", 1, 2, "linear"))
     assert search_space.search_space(config) == {
@@ -273,7 +288,12 @@ def test_spaces_that_contradict_themselves(space, message):
         ),
         ("algorithm.mixup_beta", 1.0, 2.0, ["'algorithm.mixup_beta'", "none of the floats"]),
         ("pools.small.fraction", 0.9, 1.0, ["'pools.small.fraction'", "none of the floats"]),
-        ("algorithm.alpha", 0.5, 1.5, ["alpha", "at most 1", "1.5"]),
+        (
+            "algorithm.alpha",
+            0.5,
+            1.5,
+            ["tuning.space 'algorithm.alpha': algorithm.alpha", "at most 1", "1.5"],
+        ),
     ],
 )
 def test_dimensions_that_a_compiled_program_does_not_take(setting, low, high, parts):
@@ -281,6 +301,14 @@ def test_dimensions_that_a_compiled_program_does_not_take(setting, low, high, pa
     with pytest.raises(ValueError) as caught:
         trial_space(config)
     assert all(part in str(caught.value) for part in parts)
+
+
+def test_a_space_that_is_no_list():
+    config = get_config()
+    with config.unlocked():
+        config.tuning = dict(space=3)
+    with pytest.raises(TypeError, match=r"^tuning\.space must be a list of \(setting, low"):
+        search_space.search_space(config)
 
 
 def test_a_setting_that_another_hangs_on():

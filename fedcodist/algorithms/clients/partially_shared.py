@@ -82,10 +82,6 @@ def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMetho
     is_private = choice_of("private", private, shapes)
     if all(jax.tree.leaves(flags(shapes.params, is_private))):
         raise ValueError("private must leave parameters to share, it chooses all of the model's.")
-    if not any(jax.tree.leaves(flags(shapes.params, is_private))) and not any(
-        jax.tree.leaves(flags(shapes.mutable, is_private))
-    ):
-        raise ValueError("private must choose a part of the model, it chooses nothing.")
     check_exchanged(method, shapes)
 
     def first(initial: Variables) -> PartialState:

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +35,7 @@ from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -247,6 +249,35 @@ def test_without_adaptation_it_is_fed_avg_of_equal_weights():
             results.append(local)
         w = combined([1 / len(cohort)] * len(cohort), results)
     assert_same(found.model, w)
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+def test_parts_of_a_batch_are_not_padded_where_padding_would_count(batch_size):
+    """Of 5 examples one part has 3 rows and the other 2, whose padding a plain normalisation sees."""
+    model = from_flax_linen(PlainNormalisation(), jnp.zeros((1, FEATURES)))
+    method = per_fed_avg(model, LocalTraining(batch_size=batch_size))
+    rows = 4 * batch_size
+    columns = {"image": jnp.ones((rows, FEATURES)), "label": jnp.zeros(rows, jnp.int32)}
+    size = jnp.int32(rows)
+    data = ClientData(columns, jnp.int32(0), size, size, rows, ragged=False)
+
+    def update():
+        message = method.broadcast(method.init(jax.random.key(0)))
+        state = method.init_client_state()
+        return method.client_update(message, state, data, jax.random.key(1), method.hyper)
+
+    if batch_size % 2 == 0:
+        jax.eval_shape(update)
+        return
+    with pytest.raises(ValueError, match=r"per_fed_avg divides batches of 5 into 2 parts"):
+        jax.eval_shape(update)
+
+
+class PlainNormalisation(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(CLASSES)(x)
 
 
 def test_parts_of_a_batch():

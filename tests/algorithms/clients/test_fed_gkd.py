@@ -13,6 +13,7 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_gkd import FedGKDHyper, fed_gkd, mean_of_last
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
@@ -126,6 +127,18 @@ def test_the_mean_is_of_what_clients_have_trained():
         found = mean_of_last(current, earlier, jnp.int32(trained))
         np.testing.assert_allclose(found.params["w"], [mean], rtol=1e-6)
         assert found.mutable["count"].dtype == jnp.int32 and found.mutable["count"][0] == count
+
+
+def test_a_round_without_clients_makes_no_teacher():
+    """A Poisson cohort may be empty. The initial model never teaches."""
+    method = taught(kept=3)
+    server = method.init(jax.random.key(0))
+    update = jax.tree.map(jnp.zeros_like, method.broadcast(server).params)
+    for weight, trained in ((0.0, 0), (2.0, 1), (0.0, 1)):
+        aggregate = Aggregate(update, {}, jnp.float32(weight))
+        server = method.server_update(server, aggregate, jnp.int32(0), method.hyper)
+        assert server.num_trained == trained
+        assert method.broadcast(server).has_learned == float(trained > 0)
 
 
 def test_a_distilled_model_is_the_current_one():

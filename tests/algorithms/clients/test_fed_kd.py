@@ -662,6 +662,10 @@ def made(teacher=LARGE, student=SMALL, **options):
         (made(mutual=MutualLosses(adaptive="x")), "mutual.adaptive must be one of .*, got 'x'"),
         (made(mutual=MutualLosses(kl_reduction="sum")), "mutual.kl_reduction must be one of"),
         (made(mutual=MutualLosses(hidden_map="x")), "mutual.hidden_map must be one of"),
+        (
+            made(training=TRAINING._replace(differentiate=lambda loss: jax.value_and_grad(loss))),
+            "mutual.adaptive must be 'sample' or 'none' with training.differentiate, .*, got 'batch'",
+        ),
         (made(hyper=FedKDHyper(hidden_weight=-1)), "hyper.hidden_weight must be .*at least 0"),
         (made(hyper=FedKDHyper(float("nan"))), "hyper.teacher_learning_rate must be finite"),
         (

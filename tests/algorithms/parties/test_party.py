@@ -1,5 +1,6 @@
 """What parties send and report, how it is reduced and counted, and their outputs on shared examples."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -40,6 +41,7 @@ from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.headed import headed
 from fedcodist.privacy.private_parties import private_classes, private_scores
@@ -249,6 +251,43 @@ def test_methods_of_means_refuse_reductions_that_sum(name):
         with pytest.raises(ValueError, match=r"^reduce must return means, such as ") as raised:
             OF_MEANS[name](reduce=summing)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["sends", "reports", "state"])
+def test_what_a_party_sends_and_its_model_are_finite_or_not(what):
+    """A run stops in the round in which a party sends NaN, and not when its model has become NaN."""
+    value = {"sends": 0.0, "reports": 0.0, "state": 0.0} | {what: jnp.nan}
+
+    def update(model, message, state, data, key):
+        variables = Variables({"w": jnp.full(2, value["state"])}, {})
+        metrics = party_module.party_metrics(variables, 1, 1)
+        sends, reports = jnp.full(2, value["sends"]), jnp.full(2, value["reports"])
+        return PartyResult(variables, metrics, sends, reports=reports)
+
+    first = lambda count: Variables({"w": jnp.zeros((count, 2))}, {})
+    states = {"pair": first(2), "single": first(1)}
+    found = run_parties(GROUPS, update, None, states, ROUND, jax.random.key(1))
+    assert [bool(found.metrics[f"{n}/finite"]) for n in ("pair_0", "pair_2", "single")] == [
+        False
+    ] * 3
+
+
+def test_a_server_that_is_not_finite_stops_the_run():
+    algorithm = ALGORITHMS["ds_fl"]()
+    one_round = jax.jit(round_of(algorithm))
+    state = algorithm.init(jax.random.key(0))
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state.server)
+    for server, expected in ((state.server, True), (broken, False)):
+        _, metrics = one_round(state._replace(server=server))
+        found = [bool(metrics[f"{name}/finite_model"]) for name in algorithm.communication]
+        assert found == [expected] * 3
+
+
+def test_a_party_of_another_device_computes_nothing():
+    data = all_examples({"x": jnp.ones(3)})
+    assert party_module.if_here(data, lambda: jnp.ones(2)).tolist() == [1, 1]
+    elsewhere = dataclasses.replace(data, bound=jnp.int32(0))
+    assert party_module.if_here(elsewhere, lambda: jnp.ones(2)).tolist() == [0, 0]
 
 
 ONE_LOGIT = {"pair": PartyGroup(linear_model(FEATURES, 1), np.arange(3))}

@@ -186,6 +186,22 @@ def _params(state):
     return {name: server.params for name, server in state.items()}
 
 
+@pytest.mark.parametrize("name", ["never", "merged"])
+def test_networks_of_32_bits_are_codistilled_where_jax_has_64(name):
+    algorithm, resident = _codistill_algorithm(name), _codistillation_data()[1]
+
+    def one_round():
+        state, inputs = algorithm.init(ROOT), resident.read(algorithm.select(0, ROOT))
+        now = Round(jnp.int32(0), ROOT, inputs)
+        return state, algorithm.round(state, dict.fromkeys(state), now, algorithm.hyper)[0]
+
+    with jax.enable_x64(True):
+        before, after = jax.eval_shape(one_round)
+    assert jax.tree.map(lambda leaf: leaf.dtype, before) == jax.tree.map(
+        lambda leaf: leaf.dtype, after
+    )
+
+
 # alpha = 1, long periods and no steps: FedAvg.
 
 

@@ -251,6 +251,10 @@ def test_a_mean_of_students_has_statistics_of_its_own():
         ({"samples": 2.5}, "samples must be an integer of at least 0, got 2.5"),
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1.0"),
+        (
+            {"samples": 0, "with_clients": False, "pools": {"only": next(iter(POOLS.values()))}},
+            "samples must be at least 1 with one pool and with_clients=False",
+        ),
         ({"averaging": WeightAveraging(0, 5)}, "averaging.start must be at least 1, got 0"),
         (
             {"averaging": WeightAveraging(6, 1)},

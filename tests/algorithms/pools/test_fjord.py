@@ -10,6 +10,7 @@ from round_stand_ins import loss_of_clients
 from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.pools import fjord as fjord_module
 from fedcodist.algorithms.pools.fjord import (
     FjordHyper,
     OrderedOutputs,
@@ -252,6 +253,22 @@ def test_nothing_is_dropped_in_evaluation():
     outputs, _ = dropped.apply(variables, images, train=True, key=jax.random.key(0))
     np.testing.assert_array_equal(outputs.full, expected)
     assert not np.allclose(outputs.drawn, expected)
+
+
+def test_levels_of_one_width_are_one_part_to_draw(monkeypatch):
+    drawn = []
+    keep = fjord_module.with_ordered_dropout
+    monkeypatch.setattr(
+        fjord_module,
+        "with_ordered_dropout",
+        lambda network, layers, widths, distilled: (
+            drawn.append(len(widths)) or keep(network, layers, widths, distilled)
+        ),
+    )
+    halves = {name: HeteroFLLevel(network((4, 3)), np.array([n]), 1) for n, name in enumerate("ab")}
+    whole = {"whole": HeteroFLLevel(network((8, 6)), np.array([2]), 1)}
+    fjord(network((8, 6)), halves | whole, LAYERS, DATA.columns)
+    assert drawn == [1, 1, 2]
 
 
 def test_a_level_exchanges_its_part():

@@ -22,6 +22,7 @@ from fedcodist.algorithms.pools.hetero_fl_parts import classes_of, scaled_by_sha
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
+from fedcodist.compression.quantisation import quantisation
 from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
@@ -360,6 +361,10 @@ def build(model=None, parts=None, layers=LAYERS, **options):
                 COLUMNS,
             ),
             "adjustments.masked must be False for a network of one logit",
+        ),
+        (
+            lambda: algorithm(wrapped=lambda m: compressed(m, 2, downlink=quantisation(8))),
+            r"adjustments\.wrapped must compress the uplink only",
         ),
     ],
 )
