@@ -375,7 +375,7 @@ def _finish(
     for name, metric in (metrics or {}).items():
         if not callable(metric) and not isinstance(metric, SummedMetric):
             raise TypeError(
-                f"metrics[{name!r}] must be a statistic, such as fedcodist.accuracy(), got "
+                f"metrics[{name!r}] must be a statistic, such as fedcodist.core.metrics.accuracy(), got "
                 f"{shown(metric)}."
             )
     variables = jax.eval_shape(init, _key_shape())

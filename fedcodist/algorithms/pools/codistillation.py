@@ -106,12 +106,12 @@ def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict
     """`<pool>/distillation_loss_first` and `_last`; NaN in a round without codistillation."""
     metrics: dict[str, jax.Array] = {}
     for name in pools:
-        first, last = jnp.nan, jnp.nan
+        first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
         if distilled is not None:
             first, last = distilled.first_loss[name], distilled.last_loss[name]
         # Rounds with and without codistillation must have metrics of one dtype.
-        metrics[f"{name}/distillation_loss_first"] = jnp.asarray(first, jnp.result_type(float))
-        metrics[f"{name}/distillation_loss_last"] = jnp.asarray(last, jnp.result_type(float))
+        metrics[f"{name}/distillation_loss_first"] = first.astype(jnp.result_type(float))
+        metrics[f"{name}/distillation_loss_last"] = last.astype(jnp.result_type(float))
     return metrics
 
 

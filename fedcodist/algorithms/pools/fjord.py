@@ -113,7 +113,7 @@ def fjord(
     widths = _widths(model, networks, layers)
     pools = {}
     for level, settings in levels.items():
-        within: list[Widths] = []
+        within: list[Mapping[str, int]] = []
         for width in widths.values():
             # Levels of one width are one part to draw.
             if width not in within and _lies_within(width, widths[level]):
