@@ -130,9 +130,6 @@ AS_TRAINED = fc.LocalTraining()
 FUNCTIONS = {
     "training.preprocess": lambda value: fc.fed_avg(MODEL, AS_TRAINED._replace(preprocess=value)),
     "distillation.preprocess": lambda value: merged(distillation=STEPS._replace(preprocess=value)),
-    "(?:training).preprocess": lambda value: fc.local_only_steps(
-        GROUPS, 3, fc.StepTraining(preprocess=value)
-    ),
     "training.schedule": lambda value: fc.local_only_steps(
         GROUPS, 3, fc.StepTraining(schedule=value)
     ),
@@ -148,6 +145,12 @@ def test_what_is_no_function(name, value):
     with pytest.raises(TypeError, match=f"^{name} must be a function") as error:
         FUNCTIONS[name](value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["preprocess", "schedule"])
+def test_functions_of_steps_have_their_arguments(field):
+    with pytest.raises(TypeError, match=rf"^training\.{field} must be a function \(.*, got one of"):
+        fc.local_only_steps(GROUPS, 3, fc.StepTraining(**{field: lambda only: only}))
 
 
 LISTS = {
