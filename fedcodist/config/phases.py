@@ -29,7 +29,7 @@ from fedcodist.algorithms.parties.groups import stacked
 from fedcodist.algorithms.parties.local_only import SHARED, LocalOnlyHyper, LocalOnlyParty
 from fedcodist.algorithms.parties.party import init_models
 from fedcodist.algorithms.parties.patience import Patience
-from fedcodist.config import party_methods as party_methods
+from fedcodist.config import party_methods
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of

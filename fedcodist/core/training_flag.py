@@ -123,7 +123,7 @@ def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:
       network: the module or function, for its name; it has no parameter `train`.
       off: names of such layers.
     """
-    for layer in off:
+    if layer := next(iter(off), None):
         raise ValueError(
             f"{argument} must be told of training by a parameter `{TRAIN}`, and tell its layers: "
             f"{layer} of {name_of(network)} is in training as in evaluation."

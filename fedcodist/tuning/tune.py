@@ -57,7 +57,7 @@ HyperOf = Callable[[ConfigDict], PyTree]  # a trial's config -> its algorithm's 
 _READY = "FEDCODIST_TUNE_READY"
 # A trial's value is measured on the first of these splits that the data have.
 _HELD_OUT = ("held_out", "validation")
-# Settings that a trial does not depend on and may not change.
+# Settings on which a trial's result does not depend, so that a study may go on with other ones.
 _NOT_SETTINGS = (
     "execution.",
     "tuning.",

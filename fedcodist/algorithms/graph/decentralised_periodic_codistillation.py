@@ -16,10 +16,10 @@ from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.graph.local_only_steps import train_alone
 from fedcodist.algorithms.graph.public_answers import (
     PublicAnswers,
+    answered_indices,
     answers_communication,
     are_due,
     check_answers,
-    public_indices,
 )
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, check_widths
 from fedcodist.algorithms.parties.open_examples import columns_of_round
@@ -182,7 +182,7 @@ def decentralised_periodic_codistillation(
         round_,
         lambda state, architecture: state[architecture].variables,
         answers_communication(groups, edges, num_rounds, answers, num_classes),
-        lambda round, key: {PUBLIC: public_indices(answers, round, key)[None]},
+        lambda round, key: {PUBLIC: answered_indices(answers, round, key)[None]},
         {PUBLIC: answers.num_public},
         num_rounds=num_rounds,
     )

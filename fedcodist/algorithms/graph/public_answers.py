@@ -37,7 +37,7 @@ def check_answers(answers: PublicAnswers) -> None:
     check_integer("answers.examples", answers.examples, low=1, high=LARGEST_BATCH)
 
 
-def public_indices(answers: PublicAnswers, round: jax.Array, key: jax.Array) -> jax.Array:
+def answered_indices(answers: PublicAnswers, round: jax.Array, key: jax.Array) -> jax.Array:
     """Indices of a round's public examples, int32 [examples]; -1 in rounds without codistillation."""
     first = jnp.asarray(round // answers.period, jnp.uint32) * answers.examples
     draw = keys.derive(key, "public")
