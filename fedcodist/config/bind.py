@@ -1,6 +1,7 @@
 """Fills a function's arguments from settings by its signature, so that no builder lists its keywords."""
 
 import contextlib
+import difflib
 import functools
 import inspect
 import re
@@ -45,7 +46,7 @@ def bind(
         if not is_of_another and (name in given or name not in names):
             raise ValueError(
                 f"{path} is not a setting of {function.__name__}, which has "
-                f"{', '.join(_settings_of(function, given)) or 'none'}."
+                f"{', '.join(_settings_of(function, given)) or 'none'}{_meant(path, names) or '.'}"
             )
     arguments: dict[str, Any] = {}
     # How the function's messages begin -> the setting.
@@ -83,6 +84,14 @@ def bind(
         if function.__module__.startswith("fedcodist."):
             return function(**arguments)
         return called_with_settings(prefix.rstrip("."), function, arguments)
+
+
+def _meant(path: str, names: Collection[str]) -> str:
+    """The setting whose name the path nearly has, for the end of a message; '' if there is none."""
+    prefix = path[: path.rindex(".") + 1]
+    known = [*(f"{prefix}{name}" for name in names), *(p for p in ALLOWED if p.startswith(prefix))]
+    nearest = difflib.get_close_matches(path, known, n=1, cutoff=0.85)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def offered(

@@ -1,5 +1,6 @@
 """The number of classes in a config's data, which is the least number of outputs of its networks."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -39,7 +40,7 @@ def number_of_classes(
     """
     if folder is not None:
         declared = _of_manifest(folder)
-    most = 0
+    most, smallest = 0, 0
     for name, least, largest in _label_ranges(splits):
         if least < 0 or (declared is not None and largest >= declared):
             allowed = (
@@ -48,7 +49,14 @@ def number_of_classes(
             raise ValueError(
                 f"column 'label' of split {name!r} must have labels {allowed}, got {least} to {largest}."
             )
+        smallest = min(least, smallest) if most else least
         most = max(most, largest + 1)
+    if declared is None and smallest > 0:
+        warnings.warn(
+            f"labels are {smallest} to {most - 1}, so networks have {most} outputs, of which the first "
+            f"{smallest} are of no class: labels count from 0.",
+            stacklevel=2,
+        )
     return most if declared is None else declared
 
 

@@ -182,7 +182,13 @@ def _client_splits(
 ) -> dict[str, ClientSplit]:
     names = config.evaluation.get(setting)
     names = default if names is None else names
-    return {name: choice(f"evaluation.{setting}", name, data.client_splits) for name in names}
+    for name in names:
+        if name not in data.client_splits:
+            made = "data.client_test_share and data.unseen_clients make them"
+            raise ValueError(
+                f"evaluation.{setting} must be of {sorted(data.client_splits)}, got {name!r}: {made}."
+            )
+    return {name: data.client_splits[name] for name in names}
 
 
 def _splits(

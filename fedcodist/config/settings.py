@@ -70,7 +70,7 @@ def check_settings(config: ConfigDict) -> None:
             if nearest.startswith("pools.*.") and path.count(".") > 1:
                 nearest = nearest.replace("*", path.split(".")[1], 1)
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
-        elif "." not in path and (nearest := _misspelt_name(path)):
+        elif "." not in path and (nearest := _misplaced(path)):
             raise ValueError(f"{path} is no setting; did you mean {nearest}?")
         if not is_group and not isinstance(value, ConfigDict):
             _check_storable(path, value)
@@ -111,10 +111,14 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
     return next(iter(difflib.get_close_matches(path, spelt, n=1, cutoff=0.9)), "")
 
 
-def _misspelt_name(name: str) -> str:
-    """The setting outside of groups whose name this nearly is; '' for none."""
-    known = [path for path in (*ALLOWED, *_GROUPS) if "." not in path]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), "")
+def _misplaced(name: str) -> str:
+    """The settings that are meant by a name outside of groups; '' for a name of the config's own."""
+    known = [*ALLOWED, *_GROUPS]
+    outside = [path for path in known if "." not in path]
+    if nearest := difflib.get_close_matches(name, outside, n=1, cutoff=0.9):
+        return nearest[0]
+    same = [path for path in known if path.rpartition(".")[2] == name]
+    return " or ".join(sorted(same, key=lambda path: (path.startswith("phases."), path))[:3])
 
 
 def is_group(path: str) -> bool:

@@ -5,7 +5,9 @@ of JAX from inside a compiled loop.
 """
 
 import dis
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -169,7 +171,8 @@ def traced(
     except Promised as error:
         raise TypeError(f"{name} {error}") from None
     except KeyError as error:
-        raise ValueError(f"{name} looks up {error}, which is not there{hint}.") from error
+        line = _line_of(error)
+        raise ValueError(f"{name} looks up {error}{line}, which is not there{hint}.") from error
     except MISFITS as error:
         if raised_here(error):
             raise
@@ -188,6 +191,17 @@ def raised_here(error: BaseException) -> bool:
         return False
     # Python itself raises if the library calls a function with too many arguments.
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of a user's module that led to the error, in brackets; '' if there is none."""
+    others = (str(Path(__file__).parents[1]), str(Path(dis.__file__).parent))
+    users = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(others)
+    ]
+    return f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
 
 
 class Promised(Exception):

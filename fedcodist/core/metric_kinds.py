@@ -19,7 +19,8 @@ _LOWER_IS_BETTER = (
         "variance",
         "std",
     ),
-    *("epsilon", "nll", "kl", "mse", "rmse", "mae", "ece", "brier", "bytes", "seconds", "flops"),
+    *("epsilon", "nll", "kl", "mse", "rmse", "mae", "mape", "smape", "ece", "brier", "crps", "bce"),
+    *("wer", "cer", "regret", "residual", "bytes", "seconds", "flops"),
 )
 _SHARES = ("accuracy", "precision", "recall", "score", "f1", "auc", "mrr", "ndcg")
 

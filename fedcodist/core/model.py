@@ -270,6 +270,15 @@ def from_haiku(
     import haiku as hk
 
     example = _checked_example(example)
+    if isinstance(network, hk.Transformed | hk.TransformedWithState):
+        raise TypeError(
+            "network must be the function itself, and not what hk.transform makes of it."
+        )
+    if isinstance(network, type):
+        raise TypeError(
+            f"network must be a function that makes its modules, such as lambda x: "
+            f"{network.__name__}(...)(x), got the class itself."
+        )
     flags = (TRAIN, "is_training")
     call = read_call("network", network, network, (*flags, "mask", "axis_name"), flags)
     transformed = hk.transform_with_state(network)

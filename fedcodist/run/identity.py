@@ -277,7 +277,7 @@ class _Description:
             named = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
             parts |= dict(zip(named, defaults, strict=True)) | (function.__kwdefaults__ or {})
         if is_users:
-            variables = {name: function.__globals__.get(name) for name in _globals(code)}
+            variables = dict(_globals(code, function.__globals__))
             parts |= {name: value for name, value in variables.items() if _is_lasting(value)}
         self._parts(path, _name(function), parts)
         if is_users or function.__name__ == "<lambda>":
@@ -361,7 +361,10 @@ def _name(named: Any) -> str:
 
 
 def _is_library(named: Any) -> bool:
-    package = (getattr(named, "__module__", None) or "").partition(".")[0]
+    """Whether a function or class is of a library, or a module is."""
+    is_module = isinstance(named, types.ModuleType)
+    module = named.__name__ if is_module else getattr(named, "__module__", None)
+    package = (module or "").partition(".")[0]
     if package in _LIBRARIES:
         return package != "__main__"
     file = getattr(sys.modules.get(package), "__file__", None) or ""
@@ -395,12 +398,27 @@ def _is_lasting(value: Any) -> bool:
     return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
 
 
-def _globals(code: types.CodeType) -> Iterator[str]:
+def _globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A module's variables that code reads, also those of a user's other modules: `helper.scale`."""
+    name, value = "", None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
+            name = instruction.argval
+            value = variables.get(name)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_users_module(value):
+            name = f"{name}.{instruction.argval}"
+            value = getattr(value, instruction.argval, None)
         elif isinstance(instruction.argval, types.CodeType):
-            yield from _globals(instruction.argval)
+            yield from _globals(instruction.argval, variables)
+            continue
+        else:
+            value = value if instruction.opname == "EXTENDED_ARG" else None
+            continue
+        yield name, value
+
+
+def _is_users_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and not _is_library(value)
 
 
 def _code(code: types.CodeType) -> Iterator[Any]:

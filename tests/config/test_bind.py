@@ -92,6 +92,16 @@ def test_a_setting_of_what_is_given_is_refused():
     )
 
 
+def test_a_misspelt_setting_is_named_with_what_was_meant():
+    for settings, prefix, meant in (
+        ({"batch_sise": 5}, "x.", "x.batch_size"),
+        ({"batch_sise": 5}, "training.", "training.batch_size"),
+        ({"client_optimiser": "sgd"}, "training.", "training.client_optimizer"),
+    ):
+        with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
+            bind(method, settings, prefix, model="net")
+
+
 @given(some_settings, prefixes)
 def test_what_is_missing_is_named(settings, prefix):
     with pytest.raises(ValueError) as error:

@@ -24,6 +24,19 @@ def test_labels_of_all_splits_count():
     assert number_of_classes(splits, declared=7) == 7
 
 
+def test_labels_that_count_from_1_are_a_warning():
+    """The network would have an output of no class."""
+    with pytest.warns(UserWarning, match=r"^labels are 1 to 3, so networks have 4 outputs"):
+        assert number_of_classes({"train": split(1, 2), "test": split(3)}) == 4
+
+
+def test_a_split_without_the_first_label_is_no_warning(recwarn):
+    number_of_classes({"train": split(1, 2), "test": split(0)})
+    number_of_classes({"train": split(0), "test": split(1, 2)})
+    number_of_classes({"train": split(1, 2)}, declared=3)
+    assert not recwarn.list
+
+
 def test_one_hot_and_bool_labels():
     one_hot = FederatedData.from_arrays({"label": np.eye(6)[[0, 1]]}, offsets=[0, 2])
     assert number_of_classes({"train": one_hot}) == 6

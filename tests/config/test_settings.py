@@ -266,7 +266,13 @@ def test_what_a_config_adds_is_its_own():
 
 
 def test_a_misspelt_setting_outside_of_groups_is_named():
-    for name, nearest in (("logger", "loggers"), ("round", "rounds")):
+    for name, nearest in (
+        ("logger", "loggers"),
+        ("round", "rounds"),
+        # A misplaced group: the run would not be private.
+        ("privacy", "algorithm.privacy or training.privacy"),
+        ("batch_size", "algorithm.batch_size or evaluation.batch_size or training.batch_size"),
+    ):
         with pytest.raises(ValueError, match=rf"^{name} is no setting; did you mean {nearest}\?$"):
             check_settings(ConfigDict({name: 3}))
 

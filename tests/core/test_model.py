@@ -456,6 +456,17 @@ def test_inputs_and_the_example_fit_together(example, options, message):
     assert "\n" not in str(error.value)
 
 
+def test_haiku_s_functions_are_given_as_they_are():
+    network = lambda x: hk.Linear(3)(x)
+    for transform in (hk.transform, hk.transform_with_state):
+        with pytest.raises(TypeError, match=r"^network must be the function itself, and not what"):
+            from_haiku(transform(network), EXAMPLE)
+    with pytest.raises(
+        TypeError, match=r"^network must be a function .* lambda x: Linear\(...\)\(x\)"
+    ):
+        from_haiku(hk.Linear, EXAMPLE)
+
+
 @pytest.mark.parametrize("make", [from_flax_linen, from_haiku])
 @pytest.mark.parametrize(
     ("example", "options", "message"),

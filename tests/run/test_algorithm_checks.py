@@ -40,6 +40,9 @@ from fedcodist.run.sources import StreamedData, resident_data
 DATA = random_clients((4, 3, 5), 3, 2)
 EXTRA = {"unlabelled": {"image": np.zeros((6, 3), np.float32)}}
 
+# In messages about a look-up.
+AT = r" \(test_algorithm_checks\.py, line \d+\), which is not there"
+
 
 def make_method(make=fed_avg):
     return make(
@@ -181,7 +184,7 @@ WRONG = {
     ),
     "a data set that select does not name": (
         lambda: changed_round(reads_unlabelled),
-        r"looks up 'unlabelled', which is not there: .* clients of \['main'\] and the data sets \[\]",
+        rf"looks up 'unlabelled'{AT}: .* clients of \['main'\] and the data sets \[\]",
     ),
     "a column that the data do not have": (
         lambda: local_only({"net": PartyGroup(network_of_pixels(), np.arange(3))}, LocalTraining()),
@@ -192,7 +195,7 @@ WRONG = {
         lambda: selects(examples={"unlabelled": jnp.zeros((1, 2), jnp.int32)})._replace(
             round=changed_round(reads_pixels).round
         ),
-        r"looks up 'pixels', which is not there: .* and 'unlabelled' has \['image'\] before ",
+        rf"looks up 'pixels'{AT}: .* and 'unlabelled' has \['image'\] before ",
     ),
     "a data set that there is not": (
         lambda: selects(examples={"public": jnp.zeros((1, 2), jnp.int32)}),
@@ -270,7 +273,7 @@ WRONG = {
                 ._replace(variables=lambda state: state["best"])
             }
         ),
-        r"predictors\['main'\].variables looks up 'best', which is not there",
+        rf"predictors\['main'\].variables looks up 'best'{AT}",
     ),
 }
 
@@ -366,7 +369,7 @@ WRONG_METHODS = {
     ),
     "another column": (
         {"client_update": lambda message, row, data, key, hyper: data.columns["pixels"]},
-        r"client_update looks up 'pixels', which is not there: the columns are \['image', 'label'\]",
+        rf"client_update looks up 'pixels'{AT}: the columns are \['image', 'label'\]",
     ),
     "init of nothing": ({"init": lambda: 0}, r"method.init does not fit what it is given"),
     "a message without a model": (

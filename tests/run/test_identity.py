@@ -254,6 +254,21 @@ def test_a_variable_of_the_module_that_code_reads(monkeypatch):
     assert described(uses_rate) != before
 
 
+def test_another_module_of_the_users_that_code_reads(monkeypatch):
+    """`import helper` and `helper.inner.factor(x)` are as `from helper import factor`."""
+    outer, inner = types.ModuleType("helper"), types.ModuleType("helper.inner")
+    outer.inner, inner.factor, inner.SCALE = inner, lambda x: 2.0 * x, 1.0
+    monkeypatch.setitem(globals(), "helper", outer)
+    calls = lambda x: helper.inner.factor(x)  # noqa: F821
+    reads = lambda rate: optax.sgd(rate * helper.inner.SCALE)  # noqa: F821
+    before = described(calls), described(reads)
+    assert (described(calls), described(reads)) == before
+    monkeypatch.setattr(inner, "factor", lambda x: 3.0 * x)
+    monkeypatch.setattr(inner, "SCALE", 0.5)
+    assert described(calls) != before[0] and described(reads) != before[1]
+    assert not any("optax.sgd" in path for path in described(reads))
+
+
 def test_what_calls_itself_ends():
     def countdown(n):
         return countdown(n - 1) if n else 0
