@@ -106,7 +106,8 @@ def preprocessed_shapes(data: Data) -> Mapping[str, jax.ShapeDtypeStruct]:
         for name, c in data.splits["train"].columns.items()
         if c.dtype.kind not in "SU"  # text stays on the host
     }
-    return jax.eval_shape(data.preprocess, one, jax.random.key(0), jnp.zeros(1, jnp.int32))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(data.preprocess, one, key, jax.ShapeDtypeStruct((1,), jnp.int32))
 
 
 def classes_of(data: Data) -> int:

@@ -88,7 +88,7 @@ def check_settings(experiment: Any) -> int:
 
 def check_start(experiment: Any) -> None:
     """Raises ValueError unless `start` has the leaves of the algorithm's state, for every seed."""
-    keys = jax.random.split(jax.random.key(0), experiment.seeds)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), experiment.seeds))
     needed = _leaves(jax.eval_shape(jax.vmap(experiment.algorithm.init), keys))
     actual = _leaves(experiment.start)
     for path in [*needed, *actual]:

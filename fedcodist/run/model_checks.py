@@ -112,7 +112,8 @@ def _warn_of_other_images(experiment: Any) -> None:
 
     def shapes(columns: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
-        position, key = jnp.zeros(1, jnp.int32), jax.random.key(0)
+        position = jax.ShapeDtypeStruct((1,), jnp.int32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
         batch = jax.eval_shape(experiment.evaluation_preprocess, one, key, position)
         return {name: column.shape[1:] for name, column in batch.items() if column.ndim == 4}
 
