@@ -22,7 +22,7 @@ from fedcodist.algorithms.graph.public_answers import (
     check_answers,
 )
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, check_widths
-from fedcodist.algorithms.parties.open_examples import columns_of_round
+from fedcodist.algorithms.parties.open_examples import view_of_round
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartiesResult,
@@ -38,7 +38,7 @@ from fedcodist.algorithms.parties.shared_examples import (
     shared_examples,
     without_examples,
 )
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
@@ -126,10 +126,7 @@ def decentralised_periodic_codistillation(
         # Algorithm 1, in every round: each model is trained; here only by its client.
         rate = hyper.learning_rate
         trained = train_alone(groups, training, num_rounds, state, round, rate, execution)
-        view = keys.derive(round.key, "view", round.index)
-        columns, preprocess = batches.one_view(
-            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
-        )
+        columns, preprocess = view_of_round(round, distillation.preprocess)
         of_answered = distillation._replace(preprocess=beside_targets(preprocess))
 
         def answer(

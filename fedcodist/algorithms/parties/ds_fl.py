@@ -14,9 +14,9 @@ from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_
 from fedcodist.algorithms.parties.open_examples import (
     OpenExamples,
     checked_size,
-    columns_of_round,
     drawing,
     probabilities_communication,
+    view_of_round,
 )
 from fedcodist.algorithms.parties.party import (
     AfterRound,
@@ -35,7 +35,7 @@ from fedcodist.algorithms.parties.shared_examples import (
     inference,
     shared_examples,
 )
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
@@ -112,10 +112,7 @@ def ds_fl(
     def round_(
         state: DSFLState, client_states: PyTree, round: Round, hyper: DSFLHyper
     ) -> AfterRound:
-        view = keys.derive(round.key, "view", round.index)
-        columns, preprocess = batches.one_view(
-            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
-        )
+        columns, preprocess = view_of_round(round, distillation.preprocess)
 
         # Local training, then probabilities of the open examples, which the party sends.
         def train(

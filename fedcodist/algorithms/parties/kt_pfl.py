@@ -24,9 +24,9 @@ from fedcodist.algorithms.parties.knowledge_coefficients import Coefficients, up
 from fedcodist.algorithms.parties.open_examples import (
     OpenExamples,
     checked_size,
-    columns_of_round,
     drawing,
     probabilities_communication,
+    view_of_round,
 )
 from fedcodist.algorithms.parties.party import (
     PARTIES,
@@ -40,7 +40,7 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, inference, shared_examples
-from fedcodist.core import batches, keys
+from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
@@ -138,10 +138,7 @@ def kt_pfl(
     def round_(
         state: KTpFLState, client_states: PyTree, round: Round, hyper: KTpFLHyper
     ) -> AfterRound:
-        view = keys.derive(round.key, "view", round.index)
-        columns, preprocess = batches.one_view(
-            columns_of_round(round.inputs.examples[PUBLIC]), distillation.preprocess, view
-        )
+        columns, preprocess = view_of_round(round, distillation.preprocess)
         sizes = round.inputs.cohorts[PARTIES].sizes
         divergence = softened(kl_divergence("forward"), hyper.temperature, scaled=False)
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.core import keys
+from fedcodist.core import batches, keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.communication import Communication
-from fedcodist.core.inputs import Examples
+from fedcodist.core.inputs import Round
 from fedcodist.core.shuffling import permuted_positions
 
 
@@ -63,9 +63,13 @@ def drawing(
     return select_examples
 
 
-def columns_of_round(public: Examples) -> dict[str, jax.Array]:
-    """The columns of a round's open examples."""
-    return {name: column[public.indices[0]] for name, column in public.columns.items()}
+def view_of_round(
+    round: Round, preprocess: batches.Preprocess
+) -> tuple[dict[str, jax.Array], batches.Preprocess]:
+    """The columns of a round's open examples, and their preprocessing in all passes of the round."""
+    public, key = round.inputs.examples[PUBLIC], keys.derive(round.key, "view", round.index)
+    columns = {name: column[public.indices[0]] for name, column in public.columns.items()}
+    return batches.one_view(columns, preprocess, key)
 
 
 def probabilities_communication(open_examples: OpenExamples, num_classes: int) -> Communication:

@@ -5,7 +5,7 @@ and checkpointed like any model, and initial values may depend on seed and party
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -108,27 +108,34 @@ def assemble(
       server: state -> what the server keeps, such as a model. A run stops if it is not finite.
     """
     everyone = jnp.asarray(all_clients(groups))
-
-    def with_finite_server(
-        state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
-    ) -> AfterRound:
-        state, client_states, metrics = round_(state, client_states, round, hyper)
-        kept = is_finite(server(state)) if server else jnp.ones((), bool)
-        return state, client_states, metrics | {f"{n}/finite_model": kept for n in communication}
-
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
         client_states={},
         select=lambda round, key: Selection({PARTIES: everyone}, select_examples(round, key)),
-        round=with_finite_server if server else round_,
+        round=round_ if server is None else _telling_of(server, round_, communication),
         predictors={**party_predictors(groups, variables), **other_predictors},
         communication=communication,
         num_clients=num_clients(groups),
         data_set_sizes=data_set_sizes,
         num_rounds=num_rounds,
     )
+
+
+def _telling_of(
+    server: Callable[[PyTree], PyTree], round_: Callable[..., AfterRound], parties: Iterable[str]
+) -> Callable[..., AfterRound]:
+    """The round, whose metrics also tell whether what the server keeps is finite."""
+
+    def round_and_server(
+        state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
+    ) -> AfterRound:
+        state, client_states, metrics = round_(state, client_states, round, hyper)
+        kept = is_finite(server(state))
+        return state, client_states, metrics | {f"{name}/finite_model": kept for name in parties}
+
+    return round_and_server
 
 
 def party_metrics(
