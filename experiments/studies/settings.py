@@ -18,6 +18,8 @@ NOT_SETTINGS = (
     *("name", "run", "seed", "seeds", "notes", "full_rounds", "evaluation.*"),
     *("training.compression.spectra", "training.compression.gradient_spectra"),
 )
+# Settings that configs got later, with the value that runs before them had.
+ADDED = {"algorithm.same_start": False}
 UNLABELLED = ("data.unlabelled_folder", "data.num_unlabelled")
 # A codistillation method's own settings.
 OWN = ("algorithm.*", "pools.*.teaching.*", "pools.*.alpha")
@@ -47,7 +49,11 @@ def settings(record: Record, model: str | None = None) -> Settings:
     """
     method = method_of(record)
     # A setting that is not set is treated like one that the config did not have at that time.
-    set_ = {key: value for key, value in flat(record.config).items() if value is not None}
+    set_ = {
+        key: value
+        for key, value in flat(record.config).items()
+        if value is not None and not (key in ADDED and value == ADDED[key])
+    }
     found = without(set_, (*NOT_SETTINGS, *UNREAD.get(method, ())))
     if model is not None and method == BASELINE:
         found = without(found, _other_pools(model))
