@@ -160,7 +160,7 @@ def _checked_alphas(
         raise ValueError(f"alpha must name every pool of {list(pools)}, got {list(alphas)}.")
     for name, value in alphas.items():
         check_number(f"alpha[{name!r}]" if isinstance(alpha, Mapping) else "alpha", value, 0, 1)
-    for value in set(alphas.values()):
+    for value in {float(value) for value in alphas.values()}:
         _check_schedule(alpha_schedule, value, num_rounds)
     return alphas
 
