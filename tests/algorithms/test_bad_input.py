@@ -58,6 +58,7 @@ def _assert_one_line(error, *fragments):
 
 @pytest.fixture(autouse=True)
 def nothing_compiles():
+    _method()  # a network's example becomes an array of JAX, which compiles once in a process
     compiled = []
 
     def listen(event, duration, **_):
