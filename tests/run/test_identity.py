@@ -258,9 +258,9 @@ def test_another_module_of_the_users_that_code_reads(monkeypatch):
     """`import helper` and `helper.inner.factor(x)` are as `from helper import factor`."""
     outer, inner = types.ModuleType("helper"), types.ModuleType("helper.inner")
     outer.inner, inner.factor, inner.SCALE = inner, lambda x: 2.0 * x, 1.0
-    monkeypatch.setitem(globals(), "helper", outer)
-    calls = lambda x: helper.inner.factor(x)  # noqa: F821
-    reads = lambda rate: optax.sgd(rate * helper.inner.SCALE)  # noqa: F821
+    variables = {"helper": outer, "optax": optax}
+    calls = eval("lambda x: helper.inner.factor(x)", variables)
+    reads = eval("lambda rate: optax.sgd(rate * helper.inner.SCALE)", variables)
     before = described(calls), described(reads)
     assert (described(calls), described(reads)) == before
     monkeypatch.setattr(inner, "factor", lambda x: 3.0 * x)
