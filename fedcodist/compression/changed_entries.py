@@ -9,7 +9,8 @@ import numpy as np
 
 from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.trees import flat, size_of, unflat
+from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import flat, unflat
 
 PyTree = Any
 
@@ -29,7 +30,9 @@ def changed_entries() -> Compressor:
         return flat(tree), memory
 
     def payload(vector: jax.Array) -> jax.Array:
-        return jnp.minimum(8 * count(vector), tree_bytes(vector))
+        whole = tree_bytes(vector)
+        # The product is taken where it is the smaller one: elsewhere it may be beyond 32 bits.
+        return jnp.where(count(vector) >= whole // 8, whole, 8 * count(vector))
 
     def pack(vector: jax.Array | np.ndarray) -> dict[str, np.ndarray]:
         vector = np.asarray(vector)
@@ -39,7 +42,7 @@ def changed_entries() -> Compressor:
         return {"values": vector[indices], "indices": indices}
 
     def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> np.ndarray:
-        size = size_of(like)
+        size = parameter_count(like)
         if "whole" in arrays:
             check_names(arrays, ["whole"])
             return taken(arrays, "whole", np.float32, (size,))

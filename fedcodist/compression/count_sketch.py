@@ -16,7 +16,8 @@ from fedcodist.compression.compressor import Compressor, Progress, check_names, 
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.trees import flat, size_of, unflat
+from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import flat, unflat
 
 PyTree = Any
 _MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # an int32 counts a message's bytes, four per entry
@@ -110,9 +111,9 @@ def count_sketch(rows: int, columns: int, count: int, seed: int = 0) -> Compress
 
     def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> Sketch:
         check_names(arrays, ["table", "entries"])
-        taken(arrays, "entries", np.float32, (0, size_of(like)))
+        taken(arrays, "entries", np.float32, (0, parameter_count(like)))
         table = taken(arrays, "table", np.float32, (rows, columns))
-        return Sketch(jnp.asarray(table), size_of(like), seed)
+        return Sketch(jnp.asarray(table), parameter_count(like), seed)
 
     return Compressor(
         label=f"count-sketch of {rows} x {columns}, hashes {seed}",

@@ -10,7 +10,8 @@ import numpy as np
 from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.trees import flat, size_of, unflat
+from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import flat, unflat
 
 PyTree = Any
 
@@ -43,7 +44,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
         check_integer("count", count, low=1)
 
     def entries_of(tree: PyTree) -> int:
-        size = size_of(tree)
+        size = parameter_count(tree)
         return min(size, count or max(1, round((share or 0) * size)))
 
     def compress(
@@ -53,7 +54,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
 
     def unpack(arrays: Mapping[str, np.ndarray], like: PyTree) -> Entries:
         check_names(arrays, ["values", "indices"])
-        k, size = entries_of(like), size_of(like)
+        k, size = entries_of(like), parameter_count(like)
         indices = taken(arrays, "indices", np.int32, (k,))
         if not ((indices >= 0) & (indices < size)).all():
             raise ValueError(f"message's 'indices' must be in [0, {size}).")
@@ -65,7 +66,7 @@ def top_k(share: float | None = None, count: int | None = None) -> Compressor:
         label="top_k",
         init=lambda tree: (),
         compress=compress,
-        decompress=lambda message, like: unflat(scattered(message, size_of(like)), like),
+        decompress=lambda message, like: unflat(scattered(message, parameter_count(like)), like),
         payload=lambda message: jnp.int32(tree_bytes(message)),
         pack=lambda message: {
             "values": np.asarray(message.values),

@@ -32,8 +32,3 @@ def unflat(vector: jax.Array, like: PyTree) -> PyTree:
         for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, shaped)
-
-
-def size_of(tree: PyTree) -> int:
-    """The number of values in a tree of arrays or shapes."""
-    return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))

@@ -94,11 +94,15 @@ def distill_averaged(
         add = lambda sum_, leaf: sum_ + jnp.where(counts, leaf, 0)
         return (training, jax.tree.map(add, total, params_of(training[0]))), losses
 
-    nothing = jax.tree.map(jnp.zeros_like, params_of(students))
+    # A sum of 16 bits would soon stop to grow.
+    precise = lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+    nothing = jax.tree.map(precise, params_of(students))
     ((trained, _), total), losses = jax.lax.scan(
         summed_step, (start, nothing), jnp.arange(settings.steps)
     )
-    params = jax.tree.map(lambda leaf: leaf / count, total)
+    params = jax.tree.map(
+        lambda sum_, leaf: (sum_ / count).astype(leaf.dtype), total, params_of(students)
+    )
     batch_at = batches_of_steps(unlabelled, key, settings, axis_name)
     # Devices must not use the same dropout for their parts, as in the steps.
     _, device = this_device(axis_name)

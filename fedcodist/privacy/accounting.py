@@ -7,7 +7,8 @@ This module has no accountant of its own. A pool's round is an event of dp-accou
   accounted with privacy loss distributions (PLD), or with RDP if there is no bound.
 - A fixed-size cohort without replacement is `SampledWithoutReplacementDpEvent`, accounted with RDP. The
   number of clients is public, so in neighbouring data one client is replaced by another. A sum then
-  changes by up to twice the bound, so the Gaussian has half the noise multiplier.
+  changes by up to twice the bound, so the Gaussian has half the noise multiplier. Epsilon is at most
+  that of a client who is drawn in all rounds, which is exact.
 
 With noise that is correlated over rounds, a client can be drawn in one round of each cycle. The cost of
 this round is that of independent noise, and the cycle's other rounds cost nothing. This is theorem 4 of
@@ -269,16 +270,31 @@ def _epsilon(samplings: tuple[_Sampling, ...], rounds: int, delta: float, accoun
         ]
         composed = functools.reduce(lambda first, second: first.compose(second), losses)
         return float(composed.get_epsilon_for_delta(delta))
+    is_fixed = samplings[0].most is None
+    if is_fixed and all(s.cohort_size == s.num_clients for s in samplings):
+        return _epsilon_of_all(samplings, rounds, delta)
     import dp_accounting
 
     relations = dp_accounting.NeighboringRelation
-    is_fixed = samplings[0].most is None
     counted = dp_accounting.rdp.RdpAccountant(
         neighboring_relation=relations.REPLACE_ONE if is_fixed else relations.ADD_OR_REMOVE_ONE
     )
     for sampling in samplings:
         counted.compose(_event(sampling), sampling.participations(rounds))
-    return float(counted.get_epsilon(delta))
+    epsilon = float(counted.get_epsilon(delta))
+    return min(epsilon, _epsilon_of_all(samplings, rounds, delta)) if is_fixed else epsilon
+
+
+def _epsilon_of_all(samplings: tuple[_Sampling, ...], rounds: int, delta: float) -> float:
+    """Epsilon of replacing a client who is drawn whenever it can be.
+
+    All rounds are then one Gaussian mechanism, whose epsilon is exact. A client who is drawn less often
+    has no larger one. The bound by Rényi divergences can be above it, most of all with much noise.
+    """
+    import dp_accounting
+
+    squares = (s.participations(rounds) * (2 / s.noise_multiplier) ** 2 for s in samplings)
+    return float(dp_accounting.get_epsilon_gaussian(sum(squares) ** -0.5, delta))
 
 
 def _event(sampling: _Sampling) -> Any:

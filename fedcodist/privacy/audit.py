@@ -43,7 +43,9 @@ def guesses_of(scores: Any, took_part: Any, made: int) -> Guesses:
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
     """
-    scores, took_part = np.asarray(scores, np.float64), np.asarray(took_part, bool)
+    scores, took_part = np.asarray(scores, np.float64), np.asarray(took_part)
+    if took_part.dtype != bool:
+        raise TypeError(f"took_part must be bool [canaries], got {took_part.dtype}.")
     if scores.ndim != 1 or scores.shape != took_part.shape:
         raise ValueError(
             "scores and took_part must be one number per canary, got shapes "

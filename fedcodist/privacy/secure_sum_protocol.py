@@ -214,6 +214,10 @@ def _checked_clients(
     check_integer("threshold", threshold, low=2, high=len(vectors))
     for index in vectors:
         check_integer("vectors: a client's index", index, low=0, high=256**INDEX_BYTES - 1)
+    vectors = {index: np.asarray(vector) for index, vector in vectors.items()}
+    for index, vector in vectors.items():
+        if vector.ndim != 1:
+            raise ValueError(f"vectors[{index}] must be [size], got shape {list(vector.shape)}.")
     sizes = {len(vector) for vector in vectors.values()}
     if len(sizes) > 1:
         raise ValueError(f"vectors must be of one size, got {sorted(sizes)}.")

@@ -483,6 +483,12 @@ def test_changed_entries_are_lossless_and_cost_what_they_are():
             compressor.unpack(arrays, dense)
 
 
+@pytest.mark.slow
+def test_bytes_of_many_changed_entries_stay_within_32_bits():
+    vector = jnp.ones(2**28, jnp.int8)
+    assert changed_entries().payload(vector) == tree_bytes(vector)
+
+
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_never_hidden(name, bad):

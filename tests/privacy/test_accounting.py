@@ -25,6 +25,7 @@ dp_accounting = pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 RELATIONS = dp_accounting.NeighboringRelation
 DELTA = 1e-5
+NOISES = (2.0, 8.0, 64.0, 1024.0)
 
 
 def cohorts(clients, size, z=1.0, most="all"):
@@ -94,6 +95,33 @@ def test_a_fixed_size_is_accounted_as_what_it_is():
     poisson = {"pool": cohorts(range(30), 6, 4.0)}
     by_rdp = spent(poisson, 7, PrivacyBudget(DELTA, accountant="rdp")).epsilon
     assert spent(poisson, 7, PrivacyBudget(DELTA)).epsilon < by_rdp < found
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_a_fixed_size_costs_no_more_than_everybody_and_less_with_more_noise(size):
+    """Renyi divergences alone say more than the Gaussian mechanism of a client drawn in all rounds."""
+    of_all = [dp_accounting.get_epsilon_gaussian(z / 2 / 10**0.5, DELTA) for z in NOISES]
+    found = [
+        spent({"pool": cohorts(range(20), size, z, None)}, 10, PrivacyBudget(DELTA)).epsilon
+        for z in NOISES
+    ]
+    assert all(ours <= bound * (1 + 1e-9) for ours, bound in zip(found, of_all, strict=True))
+    assert found == sorted(found, reverse=True)
+    if size == 20:
+        np.testing.assert_allclose(found, of_all, rtol=1e-9)
+    else:
+        assert found[0] < 0.8 * of_all[0]
+
+
+@pytest.mark.slow
+def test_a_small_budget_needs_no_more_noise_than_everybodys(monkeypatch):
+    monkeypatch.setattr("fedcodist.privacy.accounting._TOLERANCE", 1.0)
+    half, all_ = (
+        calibrated_noise_multiplier(0.12, DELTA, 1, {"pool": cohorts(range(10), size, 1.0, None)})
+        for size in (5, 10)
+    )
+    assert dp_accounting.get_epsilon_gaussian(all_ / 2, DELTA) <= 0.12
+    assert 50 < half <= all_ < 60
 
 
 def test_a_bound_on_a_poisson_cohort_is_accounted_for():

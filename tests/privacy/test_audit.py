@@ -68,6 +68,14 @@ def test_guesses_are_of_the_extreme_scores():
     [
         (lambda: guesses_of([1.0, 2.0], [True], 2), "scores and took_part must be one number per"),
         (lambda: guesses_of([1.0, np.nan], [True, False], 2), "scores must be finite"),
+        (
+            lambda: guesses_of([1.0, 2.0], ["no", "yes"], 2),
+            "took_part must be bool .canaries., got <U3",
+        ),
+        (
+            lambda: guesses_of([1.0, 2.0], [0.3, 0.9], 2),
+            "took_part must be bool .canaries., got float64",
+        ),
         (lambda: guesses_of([1.0, 2.0, 3.0], [True] * 3, 3), "made must be even, got 3"),
         (lambda: guesses_of([1.0, 2.0], [True] * 2, 4), "made must be at most 2, got 4"),
         (lambda: epsilon_lower_bound(Guesses(2, 2, 2), 1.0), "delta must be below 1, got 1"),
@@ -80,7 +88,7 @@ def test_guesses_are_of_the_extreme_scores():
     ],
 )
 def test_bad_input_is_one_line(call, message):
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises((ValueError, TypeError), match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
 

@@ -175,6 +175,11 @@ def test_bad_input_is_one_line(differs, message):
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match="vectors must be of one size"):
         secure_sum_protocol({0: np.zeros(2, np.uint32), 1: np.zeros(3, np.uint32)}, 2)
+    table = np.zeros((3, 3), np.uint32)
+    with pytest.raises(ValueError, match=r"^vectors\[0\] must be \[size\], got shape \[3, 3\]\.$"):
+        secure_sum_protocol({0: table, 1: table}, 2)
+    with pytest.raises(ValueError, match=r"vectors\[0\] must be uint32 below 2\^8, got int64"):
+        secure_sum_protocol({0: [1, 2], 1: [3, 4]}, 2, bits=8)
     with pytest.raises(ValueError, match="vectors must be of at least 2 clients, got 1"):
         secure_sum_protocol({0: np.zeros(2, np.uint32)}, 2)
 

@@ -27,9 +27,9 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables, check_stateless
+from fedcodist.core.model import Model, Variables, check_stateless, parameter_count
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.core.trees import flat, size_of, unflat
+from fedcodist.core.trees import flat, unflat
 
 PyTree = Any
 
@@ -130,7 +130,7 @@ def fetch_sgd(
         server: FetchSGDServer, aggregate: Aggregate, round: jax.Array, hyper: FetchSGDHyper
     ) -> FetchSGDServer:
         # Algorithm 1, server: momentum and error feedback in tables, then the k largest entries.
-        size = size_of(server.params)
+        size = parameter_count(server.params)
         rate = schedule(hyper.learning_rate, round)
         before, after = (rate, 1.0) if rate_in_error else (1.0, rate)
         momentum = hyper.momentum * server.momentum + aggregate.pseudo_gradient

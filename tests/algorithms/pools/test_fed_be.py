@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -241,6 +242,26 @@ def test_a_mean_of_students_has_statistics_of_its_own():
     )
     assert found.first_loss["a"] == last.first_loss["a"]
     assert found.last_loss["a"] == last.last_loss["a"] != found.first_loss["a"]
+
+
+def test_many_students_of_16_bits_are_averaged():
+    """A sum of 16 bits stops to grow at 256 ones."""
+    network = nn.Dense(CLASSES, param_dtype=jnp.bfloat16, kernel_init=nn.initializers.ones)
+    model = from_flax_linen(network, jnp.zeros((1, FEATURES)))
+    students, steps = {"a": model.init(jax.random.key(0))}, 300
+    averaged = distill_averaged(
+        WeightAveraging(1, 1),
+        len(IMAGES),
+        models={"a": model},
+        students=students,
+        teachers={"t": lambda batch: jnp.eye(CLASSES)[jnp.arange(BATCH) % CLASSES]},
+        targets=lambda _, outputs: outputs["t"],
+        unlabelled=Examples({"image": jnp.asarray(IMAGES)}, jnp.zeros((steps, BATCH), jnp.int32)),
+        key=jax.random.key(1),
+        learning_rates={"a": 0.0},
+        settings=DISTILLATION._replace(steps=steps),
+    )
+    jax.tree.map(np.testing.assert_array_equal, averaged.students["a"].params, students["a"].params)
 
 
 @pytest.mark.parametrize(
