@@ -75,9 +75,7 @@ def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ense
     """The weighted mean of all members' logits, over several ensembles of one architecture each."""
     means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
     counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
-    # An ensemble without members that count has no mean.
-    part = lambda name, batch: jnp.where(counts[name] > 0, counts[name] * means[name](batch), 0)
-    return lambda batch: sum(part(name, batch) for name in means) / sum(counts.values())
+    return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
 
 
 def ensembles_predictor(
