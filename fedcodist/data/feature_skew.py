@@ -30,8 +30,8 @@ def feature_noise(
       data: the clients. Later clients get more noise, so their order matters.
       sigma: level of the last client, in units of `scale`. 0 changes nothing.
       seed: of the draws. A client's noise depends on its index and not on other clients.
-      column: numbers `[examples, ...]`. Integers stay integers: values are rounded, and clipped to
-        0..`scale`. Floating ones are not clipped.
+      column: numbers `[examples, ...]`. Integers, which must be in 0..`scale`, stay integers: noised
+        values are rounded and clipped to this range. Floating ones are not clipped.
       scale: the value that counts as 1: by default 255 for integers and 1 for floating numbers.
 
     Raises:
@@ -45,6 +45,11 @@ def feature_noise(
     check_number("scale", scale, above=0)
     if is_integer and scale > np.iinfo(values.dtype).max:
         raise ValueError(f"scale must be a value that {values.dtype} can hold, got {scale:g}")
+    if is_integer and sigma and values.size and not 0 <= values.min() <= values.max() <= scale:
+        raise ValueError(
+            f"scale must be the largest value that integers of column {column!r} can have, and 0 the "
+            f"least, got scale {scale:g} and integers from {values.min()} to {values.max()}"
+        )
     changed = np.array(values)
     for index in range(data.num_clients if sigma else 0):
         rng = np.random.default_rng([seed, index])

@@ -7,13 +7,14 @@ clients is a handful of arrays, in memory or memory-mapped, and reading a client
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_boolean, check_several
+from fedcodist.core.checks import check_boolean, check_several, shown
 
 _COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and text
 
@@ -123,15 +124,18 @@ class FederatedData:
         """Makes federated data from `{client id: {column: array [examples, ...]}}`, in that order.
 
         Raises:
-          ValueError: there is no client, or a client's columns, shapes or dtypes differ from the first
-            client's; names that client.
+          ValueError: there is no client, a column is masked, or a client's columns, shapes or dtypes
+            differ from the first client's; names that client.
         """
         if not isinstance(clients, Mapping) or not clients:
             raise ValueError(
                 f"clients must be a non-empty mapping from id to columns, got {clients!r:.60}"
             )
         tables = {
-            client_id: {name: np.asarray(column) for name, column in table.items()}
+            client_id: {
+                name: array_of(name, column, f"client {client_id!r}")
+                for name, column in table.items()
+            }
             for client_id, table in clients.items()
         }
         first_id, first = next(iter(tables.items()))
@@ -175,10 +179,21 @@ class FederatedData:
             ) from None
 
     def client(self, index: int) -> dict[str, np.ndarray]:
-        """Columns of the client at `index`, as views. Raises ValueError for an index out of range."""
-        if not 0 <= index < self.num_clients:
-            raise ValueError(f"index must be in 0..{self.num_clients - 1}, got {index}")
-        block = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        """Columns of the client at `index`, as views.
+
+        Raises:
+          ValueError, TypeError: an index out of range, or no integer.
+        """
+        allowed = f"0..{self.num_clients - 1}"
+        try:
+            place = operator.index(index)  # also of an array without dimensions
+        except TypeError:
+            raise TypeError(
+                f"index must be an integer in {allowed}, got {shown(index)}; get_client takes ids"
+            ) from None
+        if not 0 <= place < self.num_clients:
+            raise ValueError(f"index must be in {allowed}, got {place}")
+        block = slice(int(self.offsets[place]), int(self.offsets[place + 1]))
         return {name: column[block] for name, column in self.columns.items()}
 
     def get_client(self, client_id: str) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer
 from fedcodist.data.column_choice import column_choice
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, array_of
 from fedcodist.data.hugging_face import from_hugging_face, is_hugging_face
 
 
@@ -83,7 +83,7 @@ def _columns(
                 f"must be a datasets.Dataset or a mapping to arrays, got {type(partition).__name__}"
             )
         choice = column_choice(columns, list(partition), "column")
-        table = {name: np.asarray(partition[column]) for name, column in choice.items()}
+        table = {name: array_of(name, partition[column]) for name, column in choice.items()}
     except (TypeError, ValueError) as error:
         raise type(error)(f"partition {index}: {error}") from None
     return table if any(map(len, table.values())) else None

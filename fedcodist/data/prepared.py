@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, array_of
 
 FORMAT_VERSION = 1
 
@@ -237,7 +237,7 @@ def _federated(split: str, data: Any) -> FederatedData:
             f"{type(data).__name__}"
         )
     try:
-        columns = {name: np.asarray(column) for name, column in data.items()}
+        columns = {name: array_of(name, column) for name, column in data.items()}
         count = len(next(iter(columns.values())))
         return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=[split])
     except (TypeError, ValueError) as error:

@@ -49,11 +49,16 @@ def from_torchvision(dataset: Any) -> dict[str, np.ndarray]:
             f"targets must be an integer for each of {len(images)} images, got {labels.dtype} "
             f"{list(labels.shape)}"
         )
+    whole = labels.astype(np.int32)
+    if not np.array_equal(whole, labels):
+        raise ValueError(
+            f"targets must be integers of 32 bits, got {labels.min()} to {labels.max()}"
+        )
     if images.ndim == 3:
         images = images[..., np.newaxis]
     elif images.shape[-1] not in _CHANNELS and images.shape[1] in _CHANNELS:
         images = images.transpose(0, 2, 3, 1)
-    return {"image": np.ascontiguousarray(images), "label": labels.astype(np.int32)}
+    return {"image": np.ascontiguousarray(images), "label": whole}
 
 
 def _of_pairs(dataset: Any) -> tuple[np.ndarray, list[Any]]:

@@ -84,6 +84,26 @@ def test_rotations_do_not_depend_on_a_pool_of_the_same_seed():
     assert len(found) == 4
 
 
+@pytest.mark.parametrize(
+    ("integers", "scale"),
+    [
+        (np.array([0, 1000], np.int32), 255),
+        (np.array([-5, 7], np.int16), 255),
+        (np.array([3, 128], np.uint8), 16),
+    ],
+)
+def test_integers_that_would_be_clipped_without_noise_are_refused(integers, scale):
+    """However small sigma is, 1000 would become 255."""
+    data = clients_of(integers, count=2)
+    message = (
+        rf"^scale must be .*, got scale {scale} and integers from {integers[0]} to {integers[1]}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        feature_noise(data, 1e-6, 0, scale=scale)
+    kept = feature_noise(data, 0, 0, scale=scale)
+    np.testing.assert_array_equal(kept.columns["image"], integers)
+
+
 WIDE = clients_of(greys(shape=(8, 4, 5, 1)))
 FLAT = FederatedData.from_arrays(
     {"image": np.zeros((4, 3)), "text": np.array(list("abcd"))}, offsets=[0, 4]

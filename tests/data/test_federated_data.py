@@ -123,6 +123,13 @@ def test_columns_that_are_no_arrays_of_numbers_are_one_line(column, message):
     assert "\n" not in str(caught.value)
 
 
+def test_masks_of_one_client_are_refused():
+    masked = np.ma.masked_array([1, 2], [False, True])
+    clients = {"a": {"x": np.array([1, 2])}, "b": {"x": masked}}
+    with pytest.raises(ValueError, match=r"column 'x' of client 'b' must not be masked.* the 1 "):
+        FederatedData.from_client_dict(clients)
+
+
 def test_a_masked_array_without_masked_entries_is_an_array():
     data = FederatedData.from_arrays({"x": np.ma.masked_array([1, 2])}, offsets=[0, 2])
     assert type(data.columns["x"]) is np.ndarray
@@ -252,6 +259,10 @@ def test_clear_errors_of_access():
             data.select(wrong)
     with pytest.raises(ValueError, match=r"index must be in 0\.\.2, got -1"):
         data.client(-1)
+    for wrong in (1.0, "a", None, [1]):
+        with pytest.raises(TypeError, match=r"index must be an integer in 0\.\.2, got "):
+            data.client(wrong)
+    np.testing.assert_array_equal(data.client(np.array(1))["y"], data.client(1)["y"])
     with pytest.raises(ValueError, match="client_id 'z' is not among the 3 clients"):
         data.get_client("z")
     with pytest.raises(ValueError, match="no column 'z'"):

@@ -46,6 +46,10 @@ def test_partitions_without_examples():
         (Partitioner([]), "num_partitions must be at least 1"),
         (Partitioner([[1, 2]]), "partition 0: must be a datasets.Dataset or a mapping"),
         (Partitioner([{"y": X}, {"x": X}]), "client '1' has columns"),
+        (
+            Partitioner([{"x": np.ma.masked_equal(X, 2)}]),
+            "partition 0: column 'x' must not be masked",
+        ),
     ],
 )
 def test_what_is_no_partitioner_is_one_line(partitioner, message):

@@ -299,6 +299,10 @@ def test_plain_columns_are_a_split_of_one_client(tmp_path):
         ({"arguments": {"x": object()}}, "arguments must be what JSON can hold"),
         ({"arguments": {"x": float("nan")}}, "arguments must be what JSON can hold"),
         ({"splits": {"train": 3}}, r"splits\['train'\] must be FederatedData, or columns"),
+        (
+            {"splits": {"train": {"x": np.ma.masked_equal([1, 2], 2)}}},
+            r"splits\['train'\]: column 'x' must not be masked",
+        ),
         ({"source": ""}, "source must be a non-empty string"),
         ({"licence": None}, "licence must be a non-empty string"),
     ],

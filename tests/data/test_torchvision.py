@@ -66,6 +66,10 @@ def test_an_error_of_a_transform_is_told():
         (SimpleNamespace(data=COLOURED, targets=LABELS[1:]), "an integer for each of 6 images"),
         (SimpleNamespace(data=COLOURED[0, 0], targets=LABELS), "data must be images"),
         (SimpleNamespace(data=COLOURED, targets=["a"] * 6), "an integer for each of 6 images"),
+        (
+            SimpleNamespace(data=COLOURED, targets=[0, 1, 2, 3, 4, 2**40]),
+            "targets must be integers of 32 bits, got 0 to 1099511627776",
+        ),
     ],
 )
 def test_other_objects_are_one_line(dataset, message):
