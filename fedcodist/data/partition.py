@@ -337,7 +337,8 @@ def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dic
     Args:
       num_clients: number of clients.
       counts: group -> number of clients. Clients beyond their sum are in no group.
-      seed: of the draw.
+      seed: of the draw. With the same seed and number of clients, `merge_clients` and `capacity_pools`
+        draw the same order of clients, so give them another seed.
 
     Returns:
       group -> sorted int32 client indices.
@@ -368,7 +369,8 @@ def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dic
 def merge_clients(data: FederatedData, num_clients: int, seed: int) -> FederatedData:
     """Deals whole clients, such as users, to `num_clients` larger ones, named "0", "1", ...
 
-    The numbers of old clients in the new ones differ by at most one.
+    The numbers of old clients in the new ones differ by at most one. With the same seed and number of
+    old clients, `split_clients` and `capacity_pools` draw the same order, so give them another seed.
 
     Raises:
       ValueError: unless 1 <= num_clients <= the number of old clients.
@@ -396,7 +398,8 @@ def capacity_pools(
       fraction: a number is the share of high-capacity clients, rounded down (0.1 of 315 is 31): the pool
         "large" has that many random clients, the pool "small" all clients or all others. A mapping gives
         the share of each pool.
-      seed: of the draw.
+      seed: of the draw. With the same seed and number of clients, `split_clients` and `merge_clients`
+        draw the same order of clients, so give them another seed.
       nested: whether "small" has all clients, as in the paper. With a mapping, nested pools are prefixes
         of one random order, so every pool contains those of smaller fractions.
 
