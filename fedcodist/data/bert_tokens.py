@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.checks import check_integer, check_several, shown
 from fedcodist.core.extras import check_installed
 from fedcodist.data import word_pieces
 
@@ -57,8 +58,12 @@ class BertVocabulary:
         """Learns at most `size` pieces from texts, and adds the special ones; by falling frequency.
 
         Raises:
-          ValueError: the texts have no word, or `size` is smaller than the number of characters.
+          ValueError, TypeError: the texts are one text or have no word, or `size` is no integer or
+            smaller than the number of characters.
         """
+        if isinstance(texts, str | bytes):  # its letters would be texts
+            raise TypeError(f"texts must be several texts, got {shown(texts)}.")
+        check_integer("size", size, low=1)
         splitter = _splitter(lower_case)
         counts: Counter[str] = Counter()
         for text in texts:
@@ -110,10 +115,10 @@ class BertVocabulary:
           uint16 or int32 `[texts, length]`.
 
         Raises:
-          ValueError: length below 2.
+          ValueError, TypeError: a length that is no integer of at least 2, or one text alone.
         """
-        if length < 2:
-            raise ValueError(f"length must be at least 2, got {length}")
+        check_several("texts", texts)  # the letters of one text would be texts
+        check_integer("length", length, low=2)
         dtype = np.uint16 if self.size <= 1 << 16 else np.int32
         tokens = np.zeros((len(texts), length), dtype)
         tokens[:, 0] = self.number(BEGINNING)

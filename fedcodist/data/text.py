@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, check_several
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import split_clients
-from fedcodist.data.vocabulary import Vocabulary
+from fedcodist.data.vocabulary import Vocabulary, check_sentences
 
 # user -> domain -> sentences of words
 Users = Mapping[str, Mapping[str, Sequence[Sequence[str]]]]
@@ -47,15 +47,23 @@ def text_splits(
       seed: of the deal.
 
     Raises:
-      ValueError: shares or sizes out of range, or too few users for a split.
+      ValueError, TypeError: shares or sizes out of range, text in place of lists, or too few users for
+        a split.
     """
     check_shares("shares", shares)
+    check_several("domains", domains)
     if len(domains) > _MOST_DOMAINS:
         raise ValueError(f"domains must be at most {_MOST_DOMAINS}, got {len(domains)}")
-    if max_examples is not None and max_examples < 1:
-        raise ValueError(f"max_examples must be at least 1, got {max_examples}")
+    check_integer("vocabulary_size", vocabulary_size, low=1)
+    if max_examples is not None:
+        check_integer("max_examples", max_examples, low=1)
     chosen = {
-        user: {domain: _thinned(by_domain.get(domain, ()), max_examples) for domain in domains}
+        user: {
+            domain: _thinned(
+                f"users[{user!r}][{domain!r}]", by_domain.get(domain, ()), max_examples
+            )
+            for domain in domains
+        }
         for user, by_domain in users.items()
     }
     ids = sorted(user for user, by_domain in chosen.items() if any(map(len, by_domain.values())))
@@ -179,8 +187,9 @@ def _of_domain(data: FederatedData, domain: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _thinned(
-    sentences: Sequence[Sequence[str]], max_examples: int | None
+    name: str, sentences: Sequence[Sequence[str]], max_examples: int | None
 ) -> Sequence[Sequence[str]]:
+    check_sentences(name, sentences)
     if max_examples is None or len(sentences) <= max_examples:
         return sentences
     return [sentences[index * len(sentences) // max_examples] for index in range(max_examples)]

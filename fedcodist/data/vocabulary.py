@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcodist.core.checks import check_integer, shown
+
 PAD, BOS, EOS = 0, 1, 2
 _FIRST_WORD = 3
 # Longer words are left out of vocabularies: in fixed-width text every word takes as much memory.
@@ -39,10 +41,10 @@ class Vocabulary:
         """The `size` most frequent words, or all if there are fewer; equally frequent ones by name.
 
         Raises:
-          ValueError: a size below 1, or no word of at most 40 characters.
+          ValueError, TypeError: a size that is no integer of at least 1, or no word of at most 40
+            characters.
         """
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        check_integer("size", size, low=1)
         # Fixed-width text also loses a NUL at the end.
         short = (w for w in counts if 0 < len(w) <= _LONGEST_WORD and not w.endswith("\0"))
         ordered = sorted(short, key=lambda word: (-counts[word], word))
@@ -72,11 +74,12 @@ class Vocabulary:
           uint16 or int32 `[sentences, length + 1]`.
 
         Raises:
-          ValueError: length below 1.
+          ValueError, TypeError: a length that is no integer of at least 1, or text in place of lists of
+            words.
         """
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
-        sentences = list(sentences)
+        check_integer("length", length, low=1)
+        sentences = sentences if isinstance(sentences, str | bytes) else list(sentences)
+        check_sentences("sentences", sentences)
         dtype = np.uint16 if self.size <= 1 << 16 else np.int32
         tokens = np.zeros((len(sentences), length + 1), dtype)
         tokens[:, 0] = BOS
@@ -104,3 +107,12 @@ class Vocabulary:
             elif token >= _FIRST_WORD:
                 words.append(self.words[token - _FIRST_WORD])
         return words
+
+
+def check_sentences(name: str, sentences: Sequence[Sequence[str]]) -> None:
+    """Raises TypeError for text in place of a list of words, since its letters would become words."""
+    if isinstance(sentences, str | bytes):
+        raise TypeError(f"{name} must be lists of words, got {shown(sentences)}.")
+    for index, words in enumerate(sentences):
+        if isinstance(words, str | bytes):
+            raise TypeError(f"{name}[{index}] must be a list of words, got {shown(words)}.")

@@ -110,7 +110,11 @@ def test_bad_vocabularies_and_lengths_are_one_line(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
     with pytest.raises(ValueError, match=r"bytes is no BERT vocabulary: 'utf-8' codec"):
         BertVocabulary.load(tmp_path / "bytes")
-    with pytest.raises(ValueError, match=r"^length must be at least 2, got 1$"):
+    with pytest.raises(ValueError, match=r"^length must be at least 2, got 1\.$"):
         LEARNT.encode(["a"], 1)
+    with pytest.raises(TypeError, match=r"^texts must be a list, got 'a text'\.$"):
+        LEARNT.encode("a text", 4)
+    with pytest.raises(TypeError, match=r"^texts must be several texts, got 'a text'\.$"):
+        BertVocabulary.learn("a text", 30)
     with pytest.raises(ValueError, match=r"^size must be at least \d+, the number of characters$"):
         BertVocabulary.learn(TEXTS, 3)

@@ -148,6 +148,24 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"users": {"a": {"prose": "a b"}}}, r"users\['a'\]\['prose'\] must be lists of words"),
+        (
+            {"users": {"a": {"prose": [["a"], "a b"]}}, "max_examples": 1},
+            r"users\['a'\]\['prose'\]\[1\] must be a list of words, got 'a b'",
+        ),
+        ({"domains": "prose"}, "domains must be a list, got 'prose'"),
+        ({"max_examples": 2.5}, "max_examples must be an integer of at least 1, got 2.5"),
+        ({"vocabulary_size": 2.5}, "vocabulary_size must be an integer of at least 1, got 2.5"),
+    ],
+)
+def test_text_is_no_list_and_sizes_are_integers(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        text_splits(**{"users": made_up(0), "domains": DOMAINS, **arguments})
+
+
 def test_clients_without_examples_of_a_domain_are_left_out():
     columns = {"tokens": np.ones((3, 2), np.uint16), "domain": np.array([0, 1, 0])}
     data = FederatedData.from_arrays(columns, offsets=[0, 0, 2, 3, 3], allow_empty=True)

@@ -60,6 +60,26 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: Vocabulary(("a",)).encode("a b", 4),
+            "sentences must be lists of words, got 'a b'.",
+        ),
+        (
+            lambda: Vocabulary(("a",)).encode(iter([["a"], "a b"]), 4),
+            r"sentences\[1\] must be a list of words, got 'a b'.",
+        ),
+        (lambda: Vocabulary(("a",)).encode([["a"]], 2.5), "length must be an integer .* got 2.5"),
+        (lambda: Vocabulary.from_counts({"a": 1}, 2.5), "size must be an integer .* got 2.5"),
+    ],
+)
+def test_text_is_no_list_of_words(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
 def test_words_that_an_array_of_text_cannot_hold_are_unknown():
     vocabulary = Vocabulary.from_counts({"a\0": 3, "a": 2, "b\0c": 1}, 5)
     assert vocabulary.words == ("a", "b\0c") == tuple(np.array(vocabulary.words).tolist())
