@@ -154,7 +154,7 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
     check_integer("parties.narrower", divisor, low=1)
     if isinstance(networks, str):
         if networks in NETWORKS:
-            return narrower(NETWORKS[networks], divisor)
+            return _narrower(NETWORKS[networks], divisor)
         if not is_reference(networks) and networks not in htfl.BACKBONES:
             group = choice("parties.networks", networks, {**GROUPS, **NETWORKS, **htfl.BACKBONES})
         else:
@@ -180,7 +180,7 @@ def party_shapes(config: ConfigDict) -> tuple[Network, ...]:
                 f"parties.networks must have dropout 0 for fully connected networks, which have none, "
                 f"got {tuple(shape)}."
             )
-        shapes += narrower([shape], divisor)
+        shapes += _narrower([shape], divisor)
     return tuple(shapes)
 
 
@@ -203,6 +203,11 @@ def num_parties(config: ConfigDict) -> int:
         "parties.networks must be a list, one network per party: no setting of data tells how many "
         "parties there are."
     )
+
+
+def _narrower(shapes: Sequence[Shape], divisor: int) -> tuple[Shape, ...]:
+    with named("parties.narrower: "):
+        return narrower(shapes, divisor)
 
 
 def _model_of(shape: Network, data: Data, width: int | None) -> Model:

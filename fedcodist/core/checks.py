@@ -18,16 +18,21 @@ LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 
 def check_number(
-    name: str, value: Any, low: float = -np.inf, high: float = np.inf, above: float = -np.inf
+    name: str,
+    value: Any,
+    low: float = -np.inf,
+    high: float = np.inf,
+    above: float = -np.inf,
+    below: float = np.inf,
 ) -> None:
-    """Checks that the value is a finite number in [low, high] and above `above`.
+    """Checks that the value is a finite number in [low, high], above `above` and below `below`.
 
     An array without dimensions is a number. Without `high`, the limit is float32's largest number.
     """
     if _is_traced(value):
         return
     limits = [f"at least {low:g}"] * (low > -np.inf) + [f"at most {high:g}"] * (high < np.inf)
-    limits += [f"above {above:g}"] * (above > -np.inf)
+    limits += [f"above {above:g}"] * (above > -np.inf) + [f"below {below:g}"] * (below < np.inf)
     allowed = " and ".join(limits) or "finite"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     is_array = dtype is not None and shape == () and np.dtype(dtype).kind in "iufbV"
@@ -38,7 +43,8 @@ def check_number(
     except OverflowError:
         number = np.inf
     is_boolean = isinstance(value, bool) or (is_array and np.dtype(dtype).kind == "b")
-    if is_boolean or not np.isfinite(number) or not low <= number <= high or number <= above:
+    is_inside = low <= number <= high and above < number < below
+    if is_boolean or not np.isfinite(number) or not is_inside:
         finite = "" if np.isfinite(number) else "finite and "
         raise ValueError(f"{name} must be {finite}{allowed}, got {shown(value)}.")
     # JAX makes Python integers int32.

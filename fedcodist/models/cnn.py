@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer
 from fedcodist.models import convolution
 
 Initializer = Callable[..., jax.Array]
@@ -58,8 +59,8 @@ class CNN(nn.Module):
       kernel_init: of all kernels; `HAIKU_KERNELS` for those that FedJAX starts with.
 
     Raises:
-      ValueError: `input_size` is neither 24 nor 32, `dropout` is not two rates in [0, 1), or the images
-        have another size.
+      ValueError, TypeError: `classes` is no integer of at least 2, `input_size` is neither 24 nor 32,
+        `dropout` is not two rates in [0, 1), or the images have another size.
     """
 
     filters: Sequence[int]
@@ -72,8 +73,8 @@ class CNN(nn.Module):
     def __post_init__(self) -> None:
         if self.input_size not in (24, 32):
             raise ValueError(f"input_size must be 24 or 32, got {self.input_size!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
         if len(self.dropout) != 2 or not all(0 <= rate < 1 for rate in self.dropout):
             raise ValueError(f"dropout must be two rates in [0, 1), got {self.dropout!r}")
         super().__post_init__()

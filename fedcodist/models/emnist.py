@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 
+from fedcodist.core.checks import check_integer
 from fedcodist.models.cnn import ConvolutionAndRelu
 
 
@@ -22,15 +23,14 @@ class EMNISTCNN(nn.Module):
       dropout: rates after the pooling and after the dense layer, in [0, 1).
 
     Raises:
-      ValueError: for other values, or images of another shape.
+      ValueError, TypeError: for other values, or images of another shape.
     """
 
     classes: int = 62
     dropout: tuple[float, float] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        check_integer("classes", self.classes, low=2)
         if len(self.dropout) != 2 or not all(0 <= rate < 1 for rate in self.dropout):
             raise ValueError(f"dropout must be two rates in [0, 1), got {self.dropout!r}")
         super().__post_init__()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import flax.linen as nn
 import jax
 
+from fedcodist.core.checks import check_integer, check_several
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits, pooled
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
@@ -70,6 +71,9 @@ class Exits(nn.Module):
       blocks: modules; `train` and `mask` are passed where their `__call__` has them.
       classes: outputs of an exit.
       depth: how many of the blocks there are; all where not given.
+
+    Raises:
+      ValueError, TypeError: no blocks, or numbers out of range.
     """
 
     blocks: Sequence[nn.Module]
@@ -77,13 +81,16 @@ class Exits(nn.Module):
     depth: int | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
-        if self.depth is not None and not 1 <= self.depth <= len(self.blocks):
-            raise ValueError(
-                f"depth must be between 1 and the network's {len(self.blocks)} blocks, got "
-                f"{self.depth!r}."
-            )
+        check_several("blocks", self.blocks)
+        if not len(self.blocks):
+            raise ValueError("blocks must not be empty.")
+        check_integer("classes", self.classes, low=2)
+        if self.depth is not None:
+            check_integer("depth", self.depth, low=1)
+            if self.depth > len(self.blocks):
+                raise ValueError(
+                    f"depth must be at most the network's {len(self.blocks)} blocks, got {self.depth}."
+                )
         super().__post_init__()
 
     @nn.compact

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer, check_number, check_several
 from fedcodist.models.convolution import conv3x3, same_varying_axes, strided_patches3x3
 from fedcodist.models.headed import HEAD
 from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
@@ -57,7 +58,17 @@ TABLE_2 = (
 
 
 def narrower(shapes: Sequence[Shape], divisor: int) -> tuple[Shape, ...]:
-    """The same networks with narrower layers, for experiments on a smaller machine."""
+    """The same networks with narrower layers, for experiments on a smaller machine.
+
+    Raises:
+      ValueError, TypeError: a divisor that is no integer of at least 1, or leaves a layer no features.
+    """
+    check_integer("divisor", divisor, low=1)
+    least = min((width for shape in shapes for width in shape.widths), default=divisor)
+    if divisor > max(1, least):
+        raise ValueError(
+            f"divisor must be at most {least}, the features of the narrowest layer, got {divisor}."
+        )
     return tuple(Shape(tuple(w // divisor for w in s.widths), s.dropout) for s in shapes)
 
 
@@ -80,7 +91,7 @@ class FedMDNetwork(nn.Module):
         layer; its flat input is returned.
 
     Raises:
-      ValueError: for other widths or rates, or images that are too small for the layers.
+      ValueError, TypeError: for other widths or rates, or images that are too small for the layers.
     """
 
     widths: Sequence[int]
@@ -88,12 +99,14 @@ class FedMDNetwork(nn.Module):
     classes: int | None = 16
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.widths) <= 4 or min(self.widths) < 1:
+        check_several("widths", self.widths)
+        if not 2 <= len(self.widths) <= 4:
             raise ValueError(f"widths must be two to four positive numbers, got {self.widths!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        for layer, width in enumerate(self.widths):
+            check_integer(f"widths[{layer}]", width, low=1)
+        check_number("dropout", self.dropout, low=0, below=1)
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
         super().__post_init__()
 
     @nn.compact
@@ -149,10 +162,9 @@ class FullyConnected(nn.Module):
     classes: int | None = 16
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise ValueError(f"hidden must be at least 1, got {self.hidden!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        check_integer("hidden", self.hidden, low=1)
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
         super().__post_init__()
 
     @nn.compact

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.models.normalization import BatchNorm
 
 # Table 1: channels of 1x1; of 1x1 before 3x3, and 3x3; of 1x1 before 5x5, and 5x5; of 1x1 after a pool.
@@ -37,16 +38,22 @@ class GoogLeNet(nn.Module):
 
     Attributes:
       classes: width of the outputs. With None there is no output layer; [B, 1024] is returned.
-      dropout: rate before the output, as torchvision has it.
+      dropout: rate before the output, in [0, 1), as torchvision has it.
       axis_name: mesh axis whose devices share one batch, or None.
 
     Raises:
-      ValueError: for images of another shape.
+      ValueError, TypeError: for other sizes or rates, or images of another shape.
     """
 
     classes: int | None = 1000
     dropout: float = 0.2
     axis_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
+        check_number("dropout", self.dropout, low=0, below=1)
+        super().__post_init__()
 
     @nn.compact
     def __call__(

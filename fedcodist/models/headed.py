@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from fedcodist.core.checks import check_integer
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
@@ -48,7 +49,8 @@ def headed(
       metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
     Raises:
-      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
+      TypeError: sizes that are no integers, `loss` is no function of logits and batch, or `metrics` no
+        mapping.
       ValueError: numbers out of range, or a backbone that returns something else than [batch, width] or
         whose training mode is set in another way than by `train`.
 
@@ -78,10 +80,9 @@ class Headed(nn.Module):
     width: int | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
-        if self.width is not None and self.width < 1:
-            raise ValueError(f"width must be None or at least 1, got {self.width!r}.")
+        check_integer("classes", self.classes, low=2)
+        if self.width is not None:
+            check_integer("width", self.width, low=1)
         super().__post_init__()
 
     @nn.compact

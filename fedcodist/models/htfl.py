@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core.checks import check_integer
 from fedcodist.models.convolution import max_pool_2x2, patches, same_varying_axes
 from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.mobilenet import MobileNetV2
@@ -91,8 +92,7 @@ class WithWidth(nn.Module):
     width: int = EMBEDDING_WIDTH
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width!r}.")
+        check_integer("width", self.width, low=1)
         super().__post_init__()
 
     @nn.compact

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.models.normalization import BatchNorm
 
 # Table 2: expansion t, channels c, blocks n and the first block's stride s.
@@ -26,16 +27,22 @@ class MobileNetV2(nn.Module):
 
     Attributes:
       classes: width of the outputs. With None there is no output layer; [B, 1280] is returned.
-      dropout: rate before the output, as PyTorch's torchvision has it.
+      dropout: rate before the output, in [0, 1), as PyTorch's torchvision has it.
       axis_name: mesh axis whose devices share one batch, or None.
 
     Raises:
-      ValueError: for images of another shape.
+      ValueError, TypeError: for other sizes or rates, or images of another shape.
     """
 
     classes: int | None = 1000
     dropout: float = 0.2
     axis_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
+        check_number("dropout", self.dropout, low=0, below=1)
+        super().__post_init__()
 
     @nn.compact
     def __call__(

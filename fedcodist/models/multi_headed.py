@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer
 from fedcodist.core.layer_outputs import loss_of_logits, metrics_of_logits, of_logits
 from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import (
@@ -69,7 +70,8 @@ def multi_headed(
         accuracy.
 
     Raises:
-      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
+      TypeError: sizes that are no integers, `loss` is no function of logits and batch, or `metrics` no
+        mapping.
       ValueError: numbers out of range, or a backbone that returns something else.
     """
     check_part("backbone", backbone)
@@ -135,12 +137,10 @@ class MultiHeaded(nn.Module):
     projection: int | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}.")
-        if self.heads < 0:
-            raise ValueError(f"heads must be at least 0, got {self.heads!r}.")
-        if self.projection is not None and self.projection < 1:
-            raise ValueError(f"projection must be None or at least 1, got {self.projection!r}.")
+        check_integer("classes", self.classes, low=2)
+        check_integer("heads", self.heads, low=0)
+        if self.projection is not None:
+            check_integer("projection", self.projection, low=1)
         super().__post_init__()
 
     @nn.compact

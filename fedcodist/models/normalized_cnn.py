@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer
 from fedcodist.models.convolution import max_pool_2x2
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import Convolution
@@ -27,17 +28,16 @@ class NormalizedCNN(nn.Module):
         returned.
 
     Raises:
-      ValueError: for other values, or images whose sides are not even and at least 8.
+      ValueError, TypeError: for other values, or images whose sides are not even and at least 8.
     """
 
     width: int = 16
     classes: int | None = 100
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes!r}")
+        check_integer("width", self.width, low=1)
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
         super().__post_init__()
 
     @nn.compact

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_integer
 from fedcodist.models import convolution
 from fedcodist.models.normalization import BatchNorm
 
@@ -55,7 +56,7 @@ class ResNet(nn.Module):
       width: channels of the first stage, 16 in the paper; the others have two and four times as many.
 
     Raises:
-      ValueError: for other values, or images of another shape.
+      ValueError, TypeError: for other values, or images of another shape.
     """
 
     blocks: int
@@ -66,7 +67,9 @@ class ResNet(nn.Module):
     width: int = 16
 
     def __post_init__(self) -> None:
-        if self.width < 2 or self.width % 2:
+        check_integer("blocks", self.blocks, low=1)
+        check_integer("width", self.width, low=2)
+        if self.width % 2:
             raise ValueError(f"width must be an even number of at least 2, got {self.width!r}")
         if self.shortcut not in ("A", "B"):
             raise ValueError(f"shortcut must be 'A' or 'B', got {self.shortcut!r}")
@@ -96,7 +99,7 @@ class WideResNet(nn.Module):
     different shapes is a 1x1 convolution without normalisation.
 
     Raises:
-      ValueError: for an unknown `norm`, or images of another shape.
+      ValueError, TypeError: for other sizes or an unknown `norm`, or images of another shape.
     """
 
     blocks: int
@@ -106,6 +109,8 @@ class WideResNet(nn.Module):
     axis_name: str | None = None
 
     def __post_init__(self) -> None:
+        check_integer("blocks", self.blocks, low=1)
+        check_integer("widening", self.widening, low=1)
         _check(self.classes, self.norm)
         super().__post_init__()
 
@@ -252,8 +257,8 @@ def _normalization(
 
 
 def _check(classes: int | None, norm: str) -> None:
-    if classes is not None and classes < 2:
-        raise ValueError(f"classes must be at least 2, got {classes!r}")
+    if classes is not None:
+        check_integer("classes", classes, low=2)
     if norm not in ("batch", "group"):
         raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedcodist.core.checks import check_boolean, check_integer, check_several
 from fedcodist.models.convolution import patches, same_varying_axes
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
@@ -34,7 +35,7 @@ class ImageNetResNet(nn.Module):
     returns logits [B, classes].
 
     Attributes:
-      blocks: of each stage.
+      blocks: of each stage, at least 1.
       classes: width of the outputs. With None there is no output layer; the mean [B, channels of the
         last stage] is returned.
       bottleneck: whether blocks have three convolutions, 1x1, 3x3 and 1x1, the last of which has four
@@ -42,13 +43,24 @@ class ImageNetResNet(nn.Module):
       axis_name: mesh axis whose devices share one batch, or None.
 
     Raises:
-      ValueError: for images of another shape.
+      ValueError, TypeError: for other values, or images of another shape.
     """
 
     blocks: Sequence[int]
     classes: int | None = 1000
     bottleneck: bool = False
     axis_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_several("blocks", self.blocks)
+        if not len(self.blocks):
+            raise ValueError("blocks must not be empty")
+        for stage, blocks in enumerate(self.blocks):
+            check_integer(f"blocks[{stage}]", blocks, low=1)
+        if self.classes is not None:
+            check_integer("classes", self.classes, low=2)
+        check_boolean("bottleneck", self.bottleneck)
+        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -566,6 +566,10 @@ def test_an_image_of_two_parties_is_not_one_of_their_tests(tmp_path):
         ),
         ({"parties.narrower": 0}, "parties.narrower must be at least 1"),
         (
+            {"parties.narrower": 100},
+            r"^parties\.narrower: divisor must be at most \d+, the features",
+        ),
+        (
             {"parties.networks": (((6,), 0.3), ((6,), 0.0), ((6,), 0.0))},
             r"parties.networks must have dropout 0 for fully connected .* got \(\(6,\), 0.3\)",
         ),

@@ -259,6 +259,13 @@ def test_numbers_that_no_device_holds(value):
     check_number("x", jnp.bfloat16(1.5))
 
 
+def test_the_ends_of_a_range():
+    check_number("x", 0, low=0, below=1)
+    for value in (1, 1.0, -0.1):
+        with pytest.raises(ValueError, match=rf"^x must be at least 0 and below 1, got {value}\.$"):
+            check_number("x", value, low=0, below=1)
+
+
 def test_integers_beyond_what_python_prints():
     with pytest.raises(ValueError, match=r"^x must be at most 2,147,483,647, got an integer of"):
         check_integer("x", 10**5000, low=1)

@@ -154,6 +154,14 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.parametrize("classes", ["10", 10.5, 10.0, True])
+def test_classes_are_an_integer(classes):
+    with pytest.raises(
+        TypeError, match=f"^classes must be an integer of at least 2, got {classes!r}"
+    ):
+        cnn.small_cnn(classes=classes)
+
+
 def test_digits_networks():
     images = jnp.ones((2, 8, 8, 1))
     sizes = []

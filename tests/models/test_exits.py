@@ -61,14 +61,16 @@ def test_the_digits_network_has_so_many_parameters():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(depth=0), "depth must be between 1 and the network's 3 blocks, got 0"),
-        (dict(depth=4), "depth must be between 1 and the network's 3 blocks, got 4"),
+        (dict(depth=0), "depth must be at least 1, got 0"),
+        (dict(depth=4), "depth must be at most the network's 3 blocks, got 4"),
+        (dict(depth=1.5), "depth must be an integer of at least 1, got 1.5"),
+        (dict(blocks=[]), "blocks must not be empty"),
         (dict(classes=1), "classes must be at least 2, got 1"),
     ],
 )
 def test_bad_input_is_one_line(options, message):
-    with pytest.raises(ValueError, match=message) as error:
-        Exits(blocks(), **{"classes": 4, **options})
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        Exits(**{"blocks": blocks(), "classes": 4, **options})
     assert "\n" not in str(error.value)
 
 

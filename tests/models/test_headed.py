@@ -67,6 +67,12 @@ def test_bad_sizes_are_named():
     for arguments, message in ((dict(classes=1), "classes"), (dict(classes=3, width=0), "width")):
         with pytest.raises(ValueError, match=message):
             headed(nn.Dense(8), jnp.zeros((1, 4)), **arguments)
+    for arguments, message in (
+        (dict(classes=3.0), "classes"),
+        (dict(classes=3, width="5"), "width"),
+    ):
+        with pytest.raises(TypeError, match=f"^{message} must be an integer of at least "):
+            headed(nn.Dense(8), jnp.zeros((1, 4)), **arguments)
     with pytest.raises(ValueError, match=r"backbone must return \[batch, width\]"):
         headed(nn.Conv(8, (3, 3)), IMAGES[:1], classes=3)
 

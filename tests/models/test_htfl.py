@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedcodist.core.model import parameter_count
+from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.headed import HEAD, Headed, check_heads, embedding_of, headed
 from fedcodist.models.htfl import BACKBONES, GROUPS, adaptive_means, conv5x5, htfl_backbone
-from fedcodist.models.resnet_imagenet import Stem, max_pool_3x3
+from fedcodist.models.mobilenet import MobileNetV2
+from fedcodist.models.resnet_imagenet import ImageNetResNet, Stem, max_pool_3x3, resnet18
 
 # Of 10 classes and 512 features, counted in HtFLlib's BaseHeadSplit at commit e959261 with torch 2.13.0
 # and torchvision 0.28.0. There, the same weights give the same logits as here to 4e-15 (float64) for the
@@ -141,6 +143,44 @@ def test_dropout_is_on_in_training_alone():
 def test_mistakes_are_named(make, message):
     with pytest.raises(ValueError, match=message) as error:
         jax.eval_shape(make().init, jax.random.key(0))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *[
+            case
+            for network in (GoogLeNet, MobileNetV2)
+            for case in (
+                (lambda n=network: n(classes=0), "classes must be at least 2, got 0"),
+                (
+                    lambda n=network: n(dropout=1.5),
+                    "dropout must be at least 0 and below 1, got 1.5",
+                ),
+                (
+                    lambda n=network: n(dropout=-1.0),
+                    "dropout must be at least 0 and below 1, got -1",
+                ),
+                (
+                    lambda n=network: n(dropout="0"),
+                    "dropout must be a number at least 0 and below 1",
+                ),
+            )
+        ],
+        (lambda: resnet18(classes=0), "classes must be at least 2, got 0"),
+        (lambda: ImageNetResNet(3), "blocks must be a list, got 3"),
+        (lambda: ImageNetResNet(()), "blocks must not be empty"),
+        (lambda: ImageNetResNet((2, 0)), r"blocks\[1\] must be at least 1, got 0"),
+        (
+            lambda: ImageNetResNet((2,), bottleneck="no"),
+            "bottleneck must be True or False, got 'no'",
+        ),
+    ],
+)
+def test_sizes_are_checked_when_a_network_is_made(make, message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}") as error:
+        make()
     assert "\n" not in str(error.value)
 
 

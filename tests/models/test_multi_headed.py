@@ -141,8 +141,12 @@ def test_imagenet_resnet_halves_the_image_five_times():
             "heads must be at least 0, got -1",
         ),
         (
+            lambda: multi_headed(MLP((4,), classes=None), IMAGES[:1], 3, heads=1.5),
+            "heads must be an integer of at least 0, got 1.5",
+        ),
+        (
             lambda: multi_headed(MLP((4,), classes=None), IMAGES[:1], 3, projection=0),
-            "projection must be None or at least 1, got 0",
+            "projection must be at least 1, got 0",
         ),
         (
             lambda: multi_headed(nn.Dense(3), jnp.zeros((1, 2, 2)), 3),
@@ -152,7 +156,7 @@ def test_imagenet_resnet_halves_the_image_five_times():
     ],
 )
 def test_bad_numbers_are_one_clear_line(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 

@@ -380,6 +380,9 @@ def test_without_classes_both_give_the_mean_of_the_last_stage():
         (lambda: resnet.resnet56(norm="layer"), "norm must be 'batch' or 'group', got 'layer'"),
         (lambda: resnet.wide_resnet16_2(norm=None), "norm must be 'batch' or 'group', got None"),
         (lambda: resnet.wide_resnet16_2(classes=1), "classes must be at least 2, got 1"),
+        (lambda: resnet.ResNet(0), "blocks must be at least 1, got 0"),
+        (lambda: resnet.WideResNet(0, 2), "blocks must be at least 1, got 0"),
+        (lambda: resnet.WideResNet(2, 0), "widening must be at least 1, got 0"),
         (
             lambda: resnet.resnet20().init(jax.random.key(0), jnp.zeros((1, 24, 24, 3))),
             r"x must be \[B, 32, 32, 3\], got \(1, 24, 24, 3\)",
