@@ -66,7 +66,7 @@ def _centred(mean: np.ndarray, scale: float) -> Preprocess:
 
 def _digits(settings: ConfigDict) -> PublicPrivate:
     share = settings.get("held_out_share") or 0.0
-    check_number("data.held_out_share", share, low=0, high=1)
+    check_number("data.held_out_share", share, low=0, below=1)
     return digits_public_private(
         settings.num_parties, settings.per_class, seed=settings.seed, held_out_fraction=share
     )

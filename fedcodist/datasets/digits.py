@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcodist.core.checks import check_boolean, check_number
 from fedcodist.core.extras import check_installed
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import dirichlet, iid
@@ -41,18 +42,18 @@ def load_digits_federated(
     These three have one pseudo-client each. The same seed gives the same splits.
 
     Raises:
-      ValueError: a fraction outside (0, 1), fractions that leave fewer training images than clients, or
-        concentration <= 0.
+      ValueError, TypeError: a fraction outside (0, 1), fractions that leave fewer training images than
+        clients, concentration <= 0, or a `labelled` that is not True or False.
       ImportError: scikit-learn is missing.
     """
+    check_boolean("labelled", labelled)
     fractions = {
         "distillation": distillation_fraction,
         "held_out": held_out_fraction,
         "test": test_fraction,
     }
     for name, fraction in fractions.items():
-        if not 0 < fraction < 1:
-            raise ValueError(f"{name}_fraction must be in (0, 1), got {fraction}")
+        check_number(f"{name}_fraction", fraction, above=0, below=1)
     if sum(fractions.values()) >= 1:
         raise ValueError(f"fractions must sum to less than 1 to leave training data: {fractions}")
     columns = load_digits()

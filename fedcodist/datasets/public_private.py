@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import (
+    check_boolean,
+    check_integer,
+    check_number,
+    check_several,
+    shown,
+)
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.datasets.digits import load_digits
 
@@ -114,17 +120,20 @@ def digits_public_private(
     training. `test_fraction` of the public images are for tests.
 
     Raises:
-      ValueError: classes that are no digits, or fewer images than the parties need.
+      ValueError, TypeError: classes that are no digits, shares that leave a data set without images, or
+        fewer images than the parties need.
     """
+    check_several("public_classes", public_classes)
+    public_classes = list(public_classes)
+    is_integer = [isinstance(digit, int | np.integer) for digit in public_classes]
     private_classes = [digit for digit in range(10) if digit not in public_classes]
-    if not private_classes or not set(public_classes) <= set(range(10)):
+    if not all(is_integer) or not private_classes or not set(public_classes) <= set(range(10)):
         raise ValueError(
-            f"public_classes must be some digits and not all of them, got {list(public_classes)}."
+            "public_classes must be integers, some digits and not all of them, got "
+            f"{shown(public_classes)}."
         )
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}.")
-    if not 0 <= held_out_fraction < 1:
-        raise ValueError(f"held_out_fraction must be in [0, 1), got {held_out_fraction}.")
+    check_number("test_fraction", test_fraction, above=0, below=1)
+    check_number("held_out_fraction", held_out_fraction, low=0, below=1)
     check_integer("seed", seed, low=0)
     digits = load_digits()
     generator = np.random.default_rng(seed)
@@ -133,9 +142,24 @@ def digits_public_private(
     private = joint_labels(digits["label"], private_classes, first)
     public_examples = generator.permutation(np.flatnonzero(public >= 0))
     tests = round(test_fraction * len(public_examples))
+    if not 0 < tests < len(public_examples):
+        raise ValueError(
+            f"test_fraction must leave images for tests and for training, got {test_fraction} of "
+            f"{len(public_examples)} public images."
+        )
     dealt = disjoint_parts(private, range(first, 10), num_parties, per_class, seed)
     left = np.setdiff1d(np.flatnonzero(private >= 0), np.concatenate(dealt))
+    if not len(left):
+        raise ValueError(
+            "per_class must leave private images for the test set, got "
+            f"{per_class} for each of {num_parties} parties."
+        )
     watched = round(held_out_fraction * len(left))
+    if watched == len(left):
+        raise ValueError(
+            f"held_out_fraction must leave images for the test set, got {held_out_fraction} of "
+            f"{len(left)} private images."
+        )
     left = generator.permutation(left) if watched else left
     held_out = None
     if watched:
@@ -185,8 +209,11 @@ def cifar_public_private(
       seed: of the draws.
 
     Raises:
-      ValueError: a split or a column is missing, or there are fewer images than the parties need.
+      ValueError, TypeError: a split or a column is missing, there are fewer images than the parties
+        need, or a value that must be True or False is not.
     """
+    check_boolean("iid", iid)
+    check_boolean("paper_superclasses", paper_superclasses)
     _check_splits("cifar10", cifar10, {"image", "label"})
     _check_splits("cifar100", cifar100, {"image", "label", "coarse_label"})
     train, test = (cifar100[split].columns for split in ("train", "test"))
@@ -243,9 +270,10 @@ def letters_public_private(
       seed: of the draws.
 
     Raises:
-      ValueError: a split or a column is missing, or there are fewer images or writers than the parties
-        need.
+      ValueError, TypeError: a split or a column is missing, there are fewer images or writers than the
+        parties need, or `iid` is not True or False.
     """
+    check_boolean("iid", iid)
     _check_splits("mnist", mnist, {"image", "label"})
     _check_splits("emnist", emnist, {"image", "label"})
     first, train, test = 10, emnist["train"], emnist["test"].columns

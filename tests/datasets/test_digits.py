@@ -71,7 +71,9 @@ def test_seed_and_concentration():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"test_fraction": 0.0}, r"test_fraction must be in \(0, 1\), got 0\.0"),
+        ({"test_fraction": 0.0}, r"^test_fraction must be above 0 and below 1, got 0\.0"),
+        ({"test_fraction": "0.2"}, "^test_fraction must be a number above 0 and .* got '0.2'"),
+        ({"labelled": "no"}, "^labelled must be True or False, got 'no'"),
         ({"distillation_fraction": 1.0}, "distillation_fraction"),
         ({"distillation_fraction": 0.9}, "leave training data"),
         ({"held_out_fraction": 1e-6}, "held_out_fraction"),
@@ -81,7 +83,7 @@ def test_seed_and_concentration():
     ],
 )
 def test_clear_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         load_digits_federated(**arguments)
 
 

@@ -200,7 +200,37 @@ def test_labels_are_looked_up(classes, first):
         (lambda: digits_public_private(per_class="3"), "per_class must be an integer .* got '3'"),
         (lambda: digits_public_private(num_parties=2.5), "num_parties must be an integer"),
         (lambda: digits_public_private(num_parties=99), "parties need 297 images of class"),
-        (lambda: digits_public_private(test_fraction=1.5), r"test_fraction must be in \(0, 1\)"),
+        (
+            lambda: digits_public_private(test_fraction=1.5),
+            "test_fraction must be above 0 and below 1",
+        ),
+        (
+            lambda: digits_public_private(test_fraction="0.3"),
+            "test_fraction must be a number above 0",
+        ),
+        (
+            lambda: digits_public_private(test_fraction=1e-9),
+            "test_fraction must leave images for tests and for training, got 1e-09 of 1083 public",
+        ),
+        (
+            lambda: digits_public_private(held_out_fraction=0.9999),
+            "held_out_fraction must leave images for the test set, got 0.9999 of 642 private images",
+        ),
+        (
+            lambda: digits_public_private(6, 30, public_classes=range(9)),
+            "per_class must leave private images for the test set, got 30 for each of 6 parties",
+        ),
+        (
+            lambda: digits_public_private(public_classes=(0.0, 1.0, 2.0)),
+            r"public_classes must be integers, some digits .* got \[0\.0, 1\.0, 2\.0\]",
+        ),
+        (lambda: digits_public_private(public_classes="012"), "public_classes must be a list"),
+        (lambda: cifar_public_private({}, {}, iid="no"), "iid must be True or False, got 'no'"),
+        (
+            lambda: cifar_public_private({}, {}, paper_superclasses="no"),
+            "paper_superclasses must be True or False, got 'no'",
+        ),
+        (lambda: letters_public_private({}, {}, iid="no"), "iid must be True or False, got 'no'"),
         (
             lambda: cifar_public_private(*cifar(per_fine=19)),
             "parties need 20 images of fine class",
