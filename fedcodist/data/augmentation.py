@@ -5,6 +5,7 @@ randomness from (key, position), so the result does not depend on how a batch is
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.metrics import Batch
 
 # (images [batch, height, width, channels], key, positions [batch]) -> images
@@ -25,12 +27,16 @@ def normalise(
 
     Args:
       mean: a number per channel, or an image of the same shape.
-      standard_deviation: a number per channel.
-      scale: the largest value of a pixel.
+      standard_deviation: a number above 0 per channel.
+      scale: the largest value of a pixel, above 0.
 
     Raises:
-      ValueError: when traced, for a mean or deviation that does not fit the images' shape.
+      ValueError, TypeError: numbers out of range; when traced, a mean or deviation that does not fit the
+        images' shape.
     """
+    _check_numbers("mean", mean)
+    _check_numbers("standard_deviation", standard_deviation, above=0)
+    check_number("scale", scale, above=0)
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         for name, values in (("mean", mean), ("standard_deviation", standard_deviation)):
@@ -47,6 +53,7 @@ def normalise(
 
 def pad(amount: int) -> ImageTransform:
     """Adds a border of `amount` black pixels to every image, for a random crop afterwards."""
+    check_integer("amount", amount, low=0)
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         _check_images(images)
@@ -57,6 +64,7 @@ def pad(amount: int) -> ImageTransform:
 
 def random_crop(height: int, width: int) -> ImageTransform:
     """Cuts a random window of height x width out of each image."""
+    _check_window(height, width)
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         _check_images(images, height, width)
@@ -76,6 +84,7 @@ def random_crop(height: int, width: int) -> ImageTransform:
 
 def centre_crop(height: int, width: int) -> ImageTransform:
     """Cuts the central window of height x width out of each image."""
+    _check_window(height, width)
 
     def transform(images: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array:
         _check_images(images, height, width)
@@ -131,6 +140,17 @@ def mixup(inputs: jax.Array, partners: jax.Array, coefficient: jax.Array | float
 def mixup_coefficient(key: jax.Array, beta: float) -> jax.Array:
     """Draws one coefficient for a batch from Beta(beta, beta)."""
     return jax.random.beta(key, beta, beta)
+
+
+def _check_numbers(name: str, values: Any, above: float = -np.inf) -> None:
+    if not isinstance(values, jax.core.Tracer):
+        for value in np.asarray(values).ravel().tolist():
+            check_number(name, value, above=above)
+
+
+def _check_window(height: int, width: int) -> None:
+    check_integer("height", height, low=1)
+    check_integer("width", width, low=1)
 
 
 def _fits(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:

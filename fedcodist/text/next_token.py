@@ -148,17 +148,18 @@ def continuations(
       Tokens int32 [B, P + length]; padding after a sentence's end. Unknown words are not written.
 
     Raises:
-      ValueError: other prompts, or a number out of range.
+      ValueError: other prompts, a token that is not in the vocabulary, or a number out of range.
     """
     check_integer("length", length, low=1)
     check_number("temperature", temperature, above=0)
-    prompts = jnp.asarray(prompts)
+    given, prompts = prompts, jnp.asarray(prompts)
     is_int = jnp.issubdtype(prompts.dtype, jnp.integer)
     if not is_int or prompts.ndim != 2 or not prompts.shape[1]:
         raise ValueError(
             "prompts must be int [B, P] with P at least 1, "
             f"got {prompts.dtype} {list(prompts.shape)}."
         )
+    _check_tokens("prompts", given, model.num_classes)
     start = prompts.shape[1]
     tokens = jnp.pad(prompts.astype(jnp.int32), ((0, 0), (0, length)))
     classes = jnp.arange(model.num_classes)
@@ -178,6 +179,18 @@ def continuations(
         return tokens.at[:, index].set(chosen.astype(jnp.int32))
 
     return jax.lax.fori_loop(start, start + length, write, tokens)
+
+
+def _check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
+    """Checks the range of tokens, of which an embedding takes any number; traced ones have no values."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tokens)):
+        return
+    values = np.asarray(tokens)
+    if values.size and not 0 <= values.min() <= values.max() < vocabulary:
+        raise ValueError(
+            f"{name} must be tokens in 0..{vocabulary - 1}, the model's vocabulary, got {values.min()} "
+            f"to {values.max()}."
+        )
 
 
 def _token_losses(outputs: Readout, batch: Batch) -> jax.Array:

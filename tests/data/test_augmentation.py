@@ -108,6 +108,35 @@ def test_a_batch_drawn_at_once_is_cropped_alike_and_each_batch_anew():
     assert len({batch[0].tobytes() for batch in batches}) > 1
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: augmentation.normalise([0.5], [0.0]),
+            "standard_deviation must be above 0, got 0.0",
+        ),
+        (lambda: augmentation.normalise([0.5], [-1]), "standard_deviation must be above 0, got -1"),
+        (
+            lambda: augmentation.normalise([0.5], ["1"]),
+            "standard_deviation must be a number above 0",
+        ),
+        (lambda: augmentation.normalise([np.nan], [1.0]), "mean must be finite"),
+        (lambda: augmentation.normalise([0.5], [1.0], scale=0), "scale must be above 0, got 0"),
+        (lambda: augmentation.pad(-1), "amount must be at least 0, got -1"),
+        (lambda: augmentation.random_crop(-1, 2), "height must be at least 1, got -1"),
+        (lambda: augmentation.random_crop(2, 0), "width must be at least 1, got 0"),
+        (lambda: augmentation.centre_crop(0, 2), "height must be at least 1, got 0"),
+        (
+            lambda: augmentation.centre_crop(2, 2.0),
+            "width must be an integer of at least 1, got 2.0",
+        ),
+    ],
+)
+def test_numbers_are_checked_when_a_transform_is_made(make, message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        make()
+
+
 def test_centre_crop():
     images = _distinct_images(2, 6, 6, 1)
     result = augmentation.centre_crop(2, 4)(images, KEY, jnp.arange(2))

@@ -238,6 +238,16 @@ def test_prompts_without_a_token_are_refused(prompts):
 
 
 @pytest.mark.parametrize(
+    "prompts", [[[BOS, VOCABULARY]], np.array([[-1, BOS]]), np.array([[2**40]])]
+)
+def test_prompts_outside_the_vocabulary_are_refused(prompts):
+    model = language_model(LSTMLanguageModel(VOCABULARY, 4, 3, 1), VOCABULARY)
+    message = rf"^prompts must be tokens in 0\.\.{VOCABULARY - 1}, .*, got {np.min(prompts)} to "
+    with pytest.raises(ValueError, match=message):
+        continuations(model, None, prompts, 1)
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         ({"vocabulary": 4}, "vocabulary must be at least 5, got 4"),
