@@ -118,6 +118,13 @@ def check_several(name: str, values: Any) -> None:
         raise TypeError(f"{name} must be a list, got {shown(values)}.")
 
 
+def check_integers(name: str, values: Any, low: int) -> None:
+    """Checks that the values are a list of integers of at least `low`."""
+    check_several(name, values)
+    for index, value in enumerate(values):
+        check_integer(f"{name}[{index}]", value, low=low)
+
+
 def check_clients(name: str, clients: Any) -> np.ndarray:
     """Checks indices of clients: at least one, none twice. Returns them ascending, int32 [clients]."""
     try:

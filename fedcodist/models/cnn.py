@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, check_integers, check_several
 from fedcodist.models import convolution
 
 Initializer = Callable[..., jax.Array]
@@ -59,7 +59,7 @@ class CNN(nn.Module):
       kernel_init: of all kernels; `HAIKU_KERNELS` for those that FedJAX starts with.
 
     Raises:
-      ValueError, TypeError: `classes` is no integer of at least 2, `input_size` is neither 24 nor 32,
+      ValueError, TypeError: sizes are no integers or too small, `input_size` is neither 24 nor 32,
         `dropout` is not two rates in [0, 1), or the images have another size.
     """
 
@@ -75,6 +75,9 @@ class CNN(nn.Module):
             raise ValueError(f"input_size must be 24 or 32, got {self.input_size!r}")
         if self.classes is not None:
             check_integer("classes", self.classes, low=2)
+        check_integers("filters", self.filters, low=1)
+        check_integers("hidden", self.hidden, low=1)
+        check_several("dropout", self.dropout)
         if len(self.dropout) != 2 or not all(0 <= rate < 1 for rate in self.dropout):
             raise ValueError(f"dropout must be two rates in [0, 1), got {self.dropout!r}")
         super().__post_init__()

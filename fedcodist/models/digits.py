@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
+from fedcodist.core.checks import check_integer, check_integers
 from fedcodist.models.normalization import BatchNorm
 
 
@@ -22,10 +23,17 @@ class MLP(nn.Module):
     """Dense layers with ReLU between. Called with [B, ...] floats; returns logits [B, classes].
 
     With classes None there is no output layer; the embedding [B, last hidden] is returned.
+
+    Raises:
+      ValueError, TypeError: sizes are no integers or too small.
     """
 
     hidden: Sequence[int]
     classes: int | None = 10
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.hidden, self.classes)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -41,11 +49,18 @@ class BatchNormMLP(nn.Module):
     Called with [B, ...] floats, `train` and an optional mask [B] of real examples. Returns logits [B,
     classes], or with classes None the embedding [B, last hidden]. With `axis_name` the batch is the
     union over that axis's devices.
+
+    Raises:
+      ValueError, TypeError: sizes are no integers or too small.
     """
 
     hidden: Sequence[int] = (32,)
     classes: int | None = 10
     axis_name: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.hidden, self.classes)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -56,3 +71,9 @@ class BatchNormMLP(nn.Module):
             x = nn.Dense(features)(x)
             x = nn.relu(BatchNorm(axis_name=self.axis_name)(x, train=train, mask=mask))
         return x if self.classes is None else nn.Dense(self.classes)(x)
+
+
+def _check_sizes(hidden: Sequence[int], classes: int | None) -> None:
+    check_integers("hidden", hidden, low=1)
+    if classes is not None:
+        check_integer("classes", classes, low=1)  # one logit or one number may be enough

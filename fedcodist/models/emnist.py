@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, check_several
 from fedcodist.models.cnn import ConvolutionAndRelu
 
 
@@ -31,6 +31,7 @@ class EMNISTCNN(nn.Module):
 
     def __post_init__(self) -> None:
         check_integer("classes", self.classes, low=2)
+        check_several("dropout", self.dropout)
         if len(self.dropout) != 2 or not all(0 <= rate < 1 for rate in self.dropout):
             raise ValueError(f"dropout must be two rates in [0, 1), got {self.dropout!r}")
         super().__post_init__()

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.checks import check_boolean, check_integer, check_several
+from fedcodist.core.checks import check_boolean, check_integer, check_integers
 from fedcodist.models.convolution import patches, same_varying_axes
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
@@ -52,11 +52,9 @@ class ImageNetResNet(nn.Module):
     axis_name: str | None = None
 
     def __post_init__(self) -> None:
-        check_several("blocks", self.blocks)
+        check_integers("blocks", self.blocks, low=1)
         if not len(self.blocks):
             raise ValueError("blocks must not be empty")
-        for stage, blocks in enumerate(self.blocks):
-            check_integer(f"blocks[{stage}]", blocks, low=1)
         if self.classes is not None:
             check_integer("classes", self.classes, low=2)
         check_boolean("bottleneck", self.bottleneck)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.models import cnn, digits
+from fedcodist.models import cnn, digits, emnist
 
 
 class PlainCNN(nn.Module):
@@ -160,6 +160,26 @@ def test_classes_are_an_integer(classes):
         TypeError, match=f"^classes must be an integer of at least 2, got {classes!r}"
     ):
         cnn.small_cnn(classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: cnn.CNN((8, 8, 8.5), (4,)),
+            r"filters\[2\] must be an integer of at least 1, got 8.5",
+        ),
+        (lambda: cnn.CNN((8, 8, 8), 4), "hidden must be a list, got 4"),
+        (lambda: cnn.small_cnn(dropout=0.5), "dropout must be a list, got 0.5"),
+        (lambda: emnist.emnist_cnn(dropout=0.5), "dropout must be a list, got 0.5"),
+        (lambda: digits.MLP(hidden=16), "hidden must be a list, got 16"),
+        (lambda: digits.MLP(hidden=(16, 0)), r"hidden\[1\] must be at least 1, got 0"),
+        (lambda: digits.BatchNormMLP(classes="10"), "classes must be an integer of at least 1"),
+    ],
+)
+def test_sizes_are_named(call, message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        call()
 
 
 def test_digits_networks():
