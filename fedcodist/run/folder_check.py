@@ -1,12 +1,17 @@
 """Whether a folder may become a run's; does not import JAX, so that a command can say so at once."""
 
-import fnmatch
+import re
 from pathlib import Path
 
 LOCK = ".lock"
 PHASES = "phases"  # run folders of the phases before a run's first round
-# Files that a start may leave if it is killed at once.
-_BEGINNINGS = ("logs", PHASES, LOCK, ".*.json.*")
+# What a process that was killed while it wrote one of a run's files leaves: see `write_atomically`.
+# Other hidden files, such as an editor's `.config.json.swp`, are the user's.
+_UNFINISHED = re.compile(
+    r"\.(config\.json|environment\.json|summary\.json|metrics\.jsonl|clients\.npz|.+\.safetensors)\.\d+"
+)
+# What a start may leave if it is killed at once, beside unfinished files.
+_BEGINNINGS = ("logs", PHASES, LOCK)
 
 
 class RunFolderError(ValueError):
@@ -26,5 +31,10 @@ def check_folder(path: Path) -> None:
         raise RunFolderError(f"folder {path} is not empty and holds no run.")
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a file of a run folder is one that a killed process has not finished writing."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
 def _is_beginning(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _BEGINNINGS)
+    return name in _BEGINNINGS or is_unfinished(name)

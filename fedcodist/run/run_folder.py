@@ -17,7 +17,7 @@ import jax
 from fedcodist.core.files import write_atomically
 from fedcodist.run.checkpoint import newest_beyond
 from fedcodist.run.commit import running_commit
-from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder
+from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder, is_unfinished
 from fedcodist.run.identity import Identity, first_difference
 
 try:
@@ -78,26 +78,17 @@ class RunFolder:
         """
         # Before locking, so that no lock file is written into a folder that is not a run folder.
         check_folder(self.path)
-        self._take_lock()
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
-        for unfinished in self.path.glob(".*.json.*"):
-            unfinished.unlink()
-        first: dict[str, Any] = {}
-        if (self.path / "config.json").exists():
-            if (self.path / "environment.json").exists():
-                first = self._read("environment.json")
-                for part in ("plan", *(["identity"] if "identity" in first else [])):
-                    if not isinstance(first.get(part), dict):
-                        path = self.path / "environment.json"
-                        raise RunFolderError(f"cannot read {path}: no {part}.")
-            self._check_same_run(config, identity, first.get("identity"))
-            if identity is not None:
-                self._check_not_longer(identity.content["rounds"])
-            if first and not change_plan:
-                self._check_same_plan(plan, first)
-            if identity is not None and identity.is_longer(first.get("identity", {})):
-                # A run that grows is not finished any more, even if this start is killed.
-                self.remove_summary()
+        if not (self.path / LOCK).exists():  # nor into another run's, which may be an old copy
+            self._check_start(config, plan, change_plan, identity)
+        self._take_lock()
+        first = self._check_start(config, plan, change_plan, identity)
+        for path in self.path.glob(".*"):
+            if is_unfinished(path.name):
+                path.unlink()
+        if identity is not None and first and identity.is_longer(first.get("identity", {})):
+            # A run that grows is not finished any more, even if this start is killed.
+            self.remove_summary()
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
@@ -108,6 +99,33 @@ class RunFolder:
         if identity is not None:
             environment["identity"] = identity.content
         self._write("environment.json", environment)
+
+    def _check_start(
+        self,
+        config: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        change_plan: bool,
+        identity: Identity | None,
+    ) -> dict[str, Any]:
+        """Checks that the run may start or continue here; returns its environment.json, empty at first.
+
+        Nothing is written. Raises RunFolderError as `claim` does.
+        """
+        if not (self.path / "config.json").exists():
+            return {}
+        first: dict[str, Any] = {}
+        if (self.path / "environment.json").exists():
+            first = self._read("environment.json")
+            for part in ("plan", *(["identity"] if "identity" in first else [])):
+                if not isinstance(first.get(part), dict):
+                    path = self.path / "environment.json"
+                    raise RunFolderError(f"cannot read {path}: no {part}.")
+        self._check_same_run(config, identity, first.get("identity"))
+        if identity is not None:
+            self._check_not_longer(identity.content["rounds"])
+        if first and not change_plan:
+            self._check_same_plan(plan, first)
+        return first
 
     def _check_same_run(
         self, config: Mapping[str, Any], identity: Identity | None, theirs: dict[str, Any] | None

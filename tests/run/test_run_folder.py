@@ -134,6 +134,31 @@ def test_a_claim_that_failed_leaves_the_folder_free(tmp_path):
     claimed(tmp_path)
 
 
+@pytest.mark.parametrize("was_locked", [True, False])
+def test_a_refused_start_leaves_the_folder_as_it_was(was_locked, tmp_path):
+    with claimed(tmp_path / "run"):
+        pass
+    if not was_locked:
+        (tmp_path / "run" / ".lock").unlink()
+    (tmp_path / "run" / ".config.json.4711").touch()
+    before = in_run(tmp_path)
+    for config, plan in (({}, PLAN), (CONFIG, {})):
+        with pytest.raises(RunFolderError, match="belongs to another"):
+            claimed(tmp_path / "run", config, plan)
+    assert in_run(tmp_path) == before
+
+
+def test_a_start_removes_what_killed_ones_left_and_no_files_of_others(tmp_path):
+    claimed(tmp_path)
+    left = [".summary.json.4711", ".clients.npz.4711", ".main_seed0.safetensors.4711"]
+    others = [".config.json.swp", ".notes.json.4711", ".config.json.4711.bak"]
+    for name in left + others:
+        (tmp_path / name).touch()
+    claimed(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {*others} and not names & {*left}
+
+
 def test_without_locks_nothing_is_locked(monkeypatch, tmp_path):
     monkeypatch.setattr(run_folder, "fcntl", None)
     kept = [claimed(tmp_path), claimed(tmp_path)]
