@@ -72,7 +72,7 @@ def _with_config(name: str, arguments: list[str]) -> list[str]:
     # `compare` also takes folders of runs.
     if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).is_dir():
         arguments = [f"--config={arguments[0]}", *arguments[1:]]
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False)
     parser.add_argument("--config")
     parser.add_argument("--workdir")
     parser.add_argument("--list", action="store_true")

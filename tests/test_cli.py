@@ -142,7 +142,11 @@ def test_an_unknown_command_is_one_line(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["prepare", "cifar"], ["prepare", "mnist"], ["list", "nets"], ["report"]]
+    "arguments",
+    [
+        *(["prepare", "cifar"], ["prepare", "mnist"], ["list", "nets"], ["report"]),
+        ["report", "nowhere", "--titl=x"],  # options are written in full
+    ],
 )
 def test_wrong_arguments_are_one_line(arguments, capsys):
     with pytest.raises(SystemExit) as end:

@@ -55,7 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_line.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--config")
     parser.add_argument("--workdir", type=Path)

@@ -33,7 +33,6 @@ def main(arguments: Sequence[str]) -> int:
         prog="fedcodist partition",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="FILE or FILE:RUN")
     parser.add_argument("--plot", type=Path, help="write the picture here")

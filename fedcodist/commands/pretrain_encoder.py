@@ -28,7 +28,7 @@ WARM_UP = 0.1  # share of the steps in which the learning rate grows
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status, 2 for a mistake of the user's."""
-    parser = command_line.Parser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = command_line.Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, type=Path, help="prepared folder with word pieces")
     parser.add_argument("--split", default="train", help="split of texts; 'news' of MIND")
     parser.add_argument("--workdir", required=True, type=Path, help="run folder")

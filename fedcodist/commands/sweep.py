@@ -43,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_line.Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # fedcodist.cli looks for --workdir too
     )
     parser.add_argument("--config", required=True, help="config file with get_runs()")
     parser.add_argument("--workdir", type=Path, help="folder of the run folders; not for --list")

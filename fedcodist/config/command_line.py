@@ -37,7 +37,14 @@ _DIGITS = ("digits", "digits_public_private", "digits_primary")
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake in one line instead of printing the command's usage."""
+    """Answers a mistake in one line instead of printing the command's usage.
+
+    Options are written in full: `--seed` is no `--seeds`. So programs that share a command line find the
+    same options in it.
+    """
+
+    def __init__(self, **named: Any):
+        super().__init__(allow_abbrev=False, **named)
 
     def error(self, message: str) -> NoReturn:
         self.exit(launch.USER_ERROR, f"error: {message}; see --help.\n")
@@ -45,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str]) -> None:
     """Parses a command line with a flag `config`; raises one of PARSE_ERRORS for a mistake."""
-    given = Parser(add_help=False, allow_abbrev=False)
+    given = Parser(add_help=False)
     given.add_argument("--config", default="")
     path = given.parse_known_args(arguments[1:])[0].config
     if path:

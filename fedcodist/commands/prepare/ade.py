@@ -27,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare ade",
         description=f"Prepares the {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--source", required=True, type=Path, help="folder with DRUG-AE.rel and ADE-NEG.txt"

@@ -28,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare c4_mod",
         description=f"Prepares {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--source", required=True, type=Path, help="a .json or .json.gz of C4, or a folder of them"

@@ -22,7 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare cifar10",
         description="Prepares CIFAR-10 as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     cifar.add_arguments(
         parser,

@@ -31,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare cifar100",
         description="Prepares CIFAR-100 as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     cifar.add_arguments(
         parser,

@@ -26,7 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare emnist",
         description="Prepares EMNIST's letters as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument("--source", required=True, help=f"{emnist.FILE}, or matlab.zip with it")
     parser.add_argument("--output", required=True, type=Path, help="folder to write")

@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare imagenet32",
         description="Prepares ImageNet 32x32 as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--source",

@@ -29,7 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare mind",
         description=f"Prepares {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     files = " and ".join(mind.FILES)
     parser.add_argument("--source", required=True, type=Path, help=f"folder with {files}")

@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare mnist",
         description="Prepares MNIST as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument("--source", required=True, help="folder with the four idx files, or .gz")
     parser.add_argument("--output", required=True, type=Path, help="folder to write")

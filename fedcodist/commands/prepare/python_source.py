@@ -26,7 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare python_source",
         description=f"Prepares {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     add_arguments(parser)
     parser.add_argument(

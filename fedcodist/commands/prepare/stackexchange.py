@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare stackexchange",
         description=f"Prepares {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     add_arguments(parser)
     parser.add_argument(

@@ -37,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="fedcodist prepare stackoverflow",
         description=f"Prepares {NAME} as a folder that fedcodist reads.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--source",
