@@ -17,7 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcodist.config.command_line import PARSE_ERRORS, Parser
-from fedcodist.config.config_file import config_of, load_config_file
+from fedcodist.config.config_file import (
+    config_of,
+    load_config_file,
+    load_config_of_runs,
+    shipped_configs,
+)
 
 # name -> its module, which `python -m` runs as well, and what it does
 COMMANDS = {
@@ -69,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_config(name: str, arguments: list[str]) -> list[str]:
     """The arguments with `--config=` before a config's name, and with a work folder, which is shown."""
-    # `compare` also takes folders of runs.
-    if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).is_dir():
+    if arguments and not arguments[0].startswith("-") and not _are_folders(name, arguments):
         arguments = [f"--config={arguments[0]}", *arguments[1:]]
     parser = Parser(add_help=False)
     parser.add_argument("--config")
@@ -88,13 +92,33 @@ def _with_config(name: str, arguments: list[str]) -> list[str]:
     return [*arguments, f"--workdir={workdir}"]
 
 
+def _are_folders(name: str, arguments: list[str]) -> bool:
+    """Whether the arguments are folders of runs, which `compare` takes too, and no config.
+
+    A folder may have the name of a config that comes with the package.
+    """
+    if name != "compare" or not Path(arguments[0]).is_dir():
+        return False
+    if arguments[0] not in shipped_configs():
+        return True
+    from fedcodist.report.runs import find_run_folders
+
+    has_workdir = any(argument.split("=")[0] == "--workdir" for argument in arguments)
+    return not has_workdir and bool(find_run_folders([Path(arguments[0])], []))
+
+
 def _workdir(name: str, config: str) -> Path:
-    """The config's folder, and for one run the folder in it where `compare` looks for that run."""
+    """The config's folder, and for one run the folder in it where `compare` looks for that run.
+
+    Raises one of PARSE_ERRORS for a config that the command will refuse.
+    """
     path, _, run = config.partition(":")
     folder = Path("runs") / Path(path).stem
     if name != "run":
+        load_config_of_runs(config)
         return folder
     from fedcodist.commands.sweep import run_folder_name
 
-    run = run or config_of(load_config_file(path), path).get("run")
+    settings = config_of(load_config_file(path), config, *([run] if run else []))
+    run = run or settings.get("run")
     return folder / run_folder_name(run) if run else folder

@@ -89,6 +89,27 @@ def test_a_work_folder_that_is_not_given_is_shown(command, workdir, given, capsy
     assert capsys.readouterr().out == f"workdir: {workdir}\n"
 
 
+def test_a_folder_of_a_configs_name_is_no_config_where_it_has_runs_and_compare_may_mean_them(
+    given, elsewhere
+):
+    folder = elsewhere / "digits_codist"
+    folder.mkdir()
+    as_config = "--config=digits_codist"
+    assert given("compare", "digits_codist")[0] == as_config
+    for name in ("config.json", "metrics.jsonl"):
+        (folder / name).write_text("{}")
+    assert given("compare", "digits_codist") == ["digits_codist"]
+    assert given("compare", "digits_codist", "--workdir=x")[0] == as_config
+    for command in ("run", "sweep", "tune", "partition"):
+        assert as_config in given(command, "digits_codist", "--config.rounds=3")
+
+
+@pytest.mark.parametrize("command", [["run", "digits_codist:nope"], ["sweep", "digits_codits"]])
+def test_no_work_folder_is_shown_for_a_config_that_is_refused(command, given, capsys):
+    assert not any(argument.startswith("--workdir") for argument in given(*command))
+    assert capsys.readouterr().out == ""
+
+
 def test_only_a_list_of_names_is_printed_where_it_is_asked_for(capsys):
     assert cli.main(["sweep", "digits_codist", "--list"]) == 0
     assert capsys.readouterr().out.split() == digits_codist.get_runs()

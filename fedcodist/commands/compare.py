@@ -35,6 +35,7 @@ from fedcodist import report
 from fedcodist.commands import sweep
 from fedcodist.commands.evaluated_names import evaluated_names
 from fedcodist.config import command_line
+from fedcodist.config.config_file import ConfigFileError, config_path
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect
 from fedcodist.report.ranking import (
@@ -48,6 +49,8 @@ from fedcodist.report.ranking import (
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run
 from fedcodist.run.client_metrics import OVER_CLIENTS
+
+_OF_FOLDERS = ("--metric", "--split", "--model", "--baseline")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,9 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if settings.config is None:
             return _compare_folders(settings, others)
+        runs = _chosen_runs(settings)
         if settings.workdir is None:
             raise ValueError("--workdir must be given with --config.")
-        runs = sweep.chosen_runs(settings.config, settings.only)
         baseline = _checked_baseline(settings.baseline, runs)
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
@@ -100,12 +103,27 @@ def main(arguments: Sequence[str]) -> int:
         return command_line.refuse(error)
 
 
+def _chosen_runs(settings: argparse.Namespace) -> list[str]:
+    """The config's runs. Raises one of PARSE_ERRORS, which tells of folders if no config is meant."""
+    try:
+        config_path(name := settings.config.split(":")[0])
+    except ConfigFileError as error:
+        if name.endswith(".py"):
+            raise
+        raise ValueError(f"{name!r} is no folder of runs, and {error}") from error
+    return sweep.chosen_runs(settings.config, settings.only)
+
+
 def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Compares runs that are there already; returns the exit status. Raises ValueError for a mistake."""
+    for name in (argument.split("=")[0] for argument in arguments if argument.startswith("-")):
+        if not name.startswith("--config."):
+            nearest = command_line.nearest_name(name, _OF_FOLDERS)
+            raise ValueError(f"{name} is no option for folders of runs; did you mean {nearest}?")
+        raise ValueError(f"{name} is an option of runs that --config describes.")
     options = {"--workdir": settings.workdir, "--only": settings.only, "--list": settings.list}
-    unknown = [name for name in arguments if name.startswith("-")]
-    if without_config := unknown + [name for name, value in options.items() if value]:
-        raise ValueError(f"{without_config[0]} is an option of runs that --config describes.")
+    if given := [name for name, value in options.items() if value]:
+        raise ValueError(f"{given[0]} is an option of runs that --config describes.")
     if not arguments:
         raise ValueError("give --config and --workdir, or run folders that are to be compared.")
     folders = [Path(argument) for argument in arguments]

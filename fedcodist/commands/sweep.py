@@ -24,7 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
-from fedcodist.config.config_file import config_of, load_config_file, runs_of
+from fedcodist.config.config_file import config_of, load_config_of_runs, runs_of
 from fedcodist.config.references import is_reference
 from fedcodist.core import child_processes
 from fedcodist.core.checks import check_integer
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="name the runs and stop")
     settings, others = parser.parse_known_args(arguments)
-    if settings.workdir is None and not settings.list:
-        parser.error("the following arguments are required: --workdir")
     try:
-        module = load_config_file(settings.config)
+        module = load_config_of_runs(settings.config)
+        if settings.workdir is None and not settings.list:
+            parser.error("the following arguments are required: --workdir")
         runs = _chosen(runs_of(module, settings.config), settings.only)
         check_integer("--at-once", settings.at_once, low=1, high=_MOST_AT_ONCE)
         configs = {}
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
     """The runs of a config file that match the patterns. Raises one of PARSE_ERRORS for a mistake."""
-    return _chosen(runs_of(load_config_file(config), config), patterns)
+    return _chosen(runs_of(load_config_of_runs(config), config), patterns)
 
 
 def run_folder_name(run: str) -> str:

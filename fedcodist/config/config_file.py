@@ -78,6 +78,21 @@ def load_config_file(argument: str) -> types.ModuleType:
     return _run(argument, path, load)
 
 
+def load_config_of_runs(argument: str) -> types.ModuleType:
+    """The module of a config file for a command that chooses runs by --only.
+
+    Raises:
+      ConfigFileError: as `load_config_file` does, or the argument names a run.
+    """
+    path, _, run = argument.partition(":")
+    module = load_config_file(path)
+    if run:
+        raise ConfigFileError(
+            f"--config must be a config without a run, got {argument!r}; name the run by --only {run}."
+        )
+    return module
+
+
 def config_of(module: types.ModuleType, argument: str, *run: str) -> ConfigDict:
     """Returns what the module's `get_config` returns.
 

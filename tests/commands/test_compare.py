@@ -588,8 +588,14 @@ def test_runs_without_a_config_are_left_out(tmp_path, capsys):
         ([f"--config={CONFIG}", "--only=other"], "--only 'other' matches none of"),
         ([f"--config={CONFIG}", "--baseline=other"], "--baseline must be one of"),
         ([f"--config={CONFIG}", "--config.round=3"], "did you mean --config.rounds"),
+        (["--config=digits_methods:fed_avg"], "name the run by --only fed_avg."),
+        (["--config=nowhere"], "'nowhere' is no folder of runs, and --config must be an existing"),
         (["runs"], "--workdir is an option of runs that --config describes"),
-        (["--rounds=3", "runs"], "--rounds=3 is an option of runs that --config describes"),
+        (["--config.rounds=3", "runs"], "--config.rounds is an option of runs that --config"),
+        (
+            ["runs", "--metrc", "loss"],
+            "--metrc is no option for folders of runs; did you mean --metric?",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):

@@ -320,6 +320,7 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     [
         (["--config", "none.py"], "--config must be an existing file, got 'none.py'"),
         (["--config", "{digits}"], "has no get_runs(); run it with fedcodist run"),
+        (["--config", "digits_methods:fed_avg"], "name the run by --only fed_avg."),
         (["--config", "{table}", "--only", "x"], "--only 'x' matches none of"),
         (["--config", "{table}", "--at-once", "0"], "--at-once must be at least 1, got 0"),
     ],
@@ -338,7 +339,7 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):
     ("arguments", "message"),
     [
         (["--config=x.py", "--workdir=x", "--at-once=two"], "--at-once: invalid int value: 'two'"),
-        (["--config=x.py"], "required: --workdir"),
+        (["--config=digits_codist"], "required: --workdir"),
         (["--config=x.py", "--workdir"], "--workdir: expected one argument"),
     ],
 )
