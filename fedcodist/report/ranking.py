@@ -11,6 +11,7 @@ from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import epsilon_of, largest_epsilon
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
+from fedcodist.report.data_of_runs import DataOfRun, data_of, other_data
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.runs import Run, first_seed, mapping_of
 
@@ -39,6 +40,8 @@ class Entry(NamedTuple):
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
       epsilon: the largest of any client; infinite without noise, None if no method is private.
+      data: what the run folder says of the data.
+      run_examples: number that all clients of the run trained on; NaN if unknown.
     """
 
     run: str
@@ -57,6 +60,8 @@ class Entry(NamedTuple):
     num_models: int = 1
     stopped_on_test_data: bool = False
     epsilon: float | None = None
+    data: DataOfRun | None = None
+    run_examples: float = math.nan
 
 
 class Difference(NamedTuple):
@@ -167,6 +172,8 @@ def read_run(
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
                     epsilon=epsilon_of(summary),
+                    data=data_of(run, split),
+                    run_examples=sum(examples.values()),
                 )
             )
     if not entries:
@@ -243,6 +250,7 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
         seeds=tuple(value_of),
         megabytes=mean(entry.megabytes for entry in entries),
         examples=mean(entry.examples for entry in entries),
+        run_examples=mean(entry.run_examples for entry in entries),
         client_flops=mean(entry.client_flops for entry in entries),
         server_flops=mean(entry.server_flops for entry in entries),
         seconds=sum(entry.seconds for entry in entries),
@@ -284,13 +292,16 @@ def ranked(
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:
     """The difference to the baseline's model of the same name, or to its only model, within seeds.
 
-    None if there is no such model, if either value is undefined, or if the runs have no common seed. The
-    interval is by Student's t over the seeds' differences; with one seed there is no interval.
+    None if there is no such model, if either value is undefined, if the runs have no common seed, or if
+    they were measured on different splits or had different data, where seeds are no pairs. The interval
+    is by Student's t over the seeds' differences; with one seed there is no interval.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
     same = same or [o for o in candidates if _compared_as(o) == _compared_as(entry)] or candidates
     if len(same) != 1 or same[0] == entry:
+        return None
+    if same[0].split != entry.split or other_data(entry.data, same[0].data):
         return None
     ours, theirs = (dict(zip(e.seeds, e.accuracies, strict=True)) for e in (entry, same[0]))
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
+from fedcodist.report.data_of_runs import other_data
 from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
 from fedcodist.report.spread import mean_and_deviation, plus_minus
 
@@ -56,7 +57,7 @@ def ranking_table(
     stood_for = {(entry.run, entry.model): entry for entry in entries}
     has_shared = any(entry.shared for entry in shown)
     splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
-    several_counts = len(counts) > 1
+    several_counts, several_splits = len(counts) > 1, len(splits) > 1
     measured = " ".join(
         [*(split.replace("_", "-") for split in splits if len(splits) == 1), metric]
     )
@@ -68,7 +69,8 @@ def ranking_table(
     costs = ["client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds", "s/round"]
     headings = ["method", "model", metric, *(["shared model"] if has_shared else [])]
     is_private = any(entry.epsilon is not None for entry in shown)
-    headings += [f"to {baseline}", *(["seeds"] if several_counts else [])]
+    headings += [*(["split"] if several_splits else []), f"to {baseline}"]
+    headings += ["seeds"] if several_counts else []
     headings += [*(["epsilon"] if is_private else []), *costs]
     rows, values = [], []
     for entry in shown:
@@ -80,6 +82,7 @@ def ranking_table(
                 entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
                 _spread(entry.accuracies),
                 *([_spread(shared) if shared else ""] if has_shared else []),
+                *([entry.split.replace("_", " ")] if several_splits else []),
                 _to_baseline(entry, estimate, baseline),
                 *([str(len(entry.seeds))] if several_counts else []),
                 *([shown_epsilon(entry.epsilon)] if is_private else []),
@@ -92,7 +95,8 @@ def ranking_table(
             ]
         )
         values.append(_values(entry, estimate, shared))
-    notes = [*_about_spreads(shown, baseline, metric), budget(shown), *_ABOUT_COSTS]
+    notes = [*_about_spreads(shown, baseline, metric), *_without_pairs(shown, baseline, compared)]
+    notes += [budget(shown), *_ABOUT_COSTS]
     notes += [_ABOUT_EPSILON] if is_private else []
     notes += _too_good(shown)
     about = {"metric": metric, "in_percent": is_share(metric), "baseline": baseline}
@@ -135,17 +139,27 @@ def as_markdown(table: RankingTable) -> str:
 
 def budget(shown: Sequence[Entry]) -> str:
     """A sentence on whether the clients of all runs did the same work, as far as runs count it."""
-    by_model: dict[str, list[float]] = {}
-    for entry in shown:
-        if not math.isnan(entry.examples):
-            # A personal model is ranked against others' shared ones.
-            counts = by_model.setdefault(entry.shared or entry.model, [])
-            counts.append(entry.examples / entry.num_models)
-    if not by_model:
+    counted = [entry for entry in shown if not math.isnan(entry.examples)]
+    if not counted:
         return "no run has counted its client examples"
+    # A personal model is ranked against others' shared ones.
+    runs_of: dict[str, set[str]] = {}
+    for entry in counted:
+        runs_of.setdefault(entry.shared or entry.model, set()).add(entry.run)
+    runs = {entry.run for entry in counted}
+    alone = runs.difference(*(among for among in runs_of.values() if len(among) > 1))
+    compared: dict[str, list[float]] = {}
+    for entry in counted:
+        if (
+            alone and len(runs) > 1
+        ):  # models of other names are no pairs, so whole runs are compared
+            compared.setdefault("", []).append(entry.run_examples)
+        else:
+            counts = compared.setdefault(entry.shared or entry.model, [])
+            counts.append(entry.examples / entry.num_models)
     # Metrics have seven digits.
     equal = all(
-        math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in by_model.values()
+        math.isclose(min(counts), max(counts), rel_tol=1e-5) for counts in compared.values()
     )
     if equal:
         which = (
@@ -153,6 +167,22 @@ def budget(shown: Sequence[Entry]) -> str:
         )
         return f"{which} have the same budget of client examples"
     return "UNEQUAL BUDGETS: the runs' clients trained on different numbers of examples"
+
+
+def _without_pairs(shown: Sequence[Entry], baseline: str, entries: Sequence[Entry]) -> list[str]:
+    """Notes on runs that have no difference to the baseline, since their seeds are no pairs with its."""
+    theirs = [entry for entry in entries if entry.run == baseline]
+    notes = []
+    if len({entry.split for entry in [*shown, *theirs]}) > 1:
+        notes.append(
+            "split: between runs that were measured on different ones there is no difference"
+        )
+    for run, entry in {entry.run: entry for entry in shown}.items():
+        if theirs and (other := other_data(entry.data, theirs[0].data)):
+            notes.append(
+                f"other data than {baseline}: {run} has {other}, so there is no difference"
+            )
+    return notes
 
 
 _ABOUT_COSTS = (

@@ -15,6 +15,7 @@ from fedcodist.commands.evaluated_names import evaluated_names
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_methods, digits_parties
 from fedcodist.report import flops, ranking
+from fedcodist.report.data_of_runs import DataOfRun
 from fedcodist.report.flops import LEARNING, forward_flops_of
 from fedcodist.report.ranking import ALL_PARTIES, Entry, difference, ranked
 from fedcodist.report.ranking_table import budget, for_terminal, ranking_table, write_ranking
@@ -273,6 +274,18 @@ def test_unequal_budgets_are_told():
     uncounted = entry("x", (1.0,), examples=math.nan)
     assert budget([*ENTRIES, uncounted]).startswith("counted runs have the same budget")
     assert budget([uncounted]) == "no run has counted its client examples"
+
+
+def test_budgets_of_runs_without_a_common_model_are_those_of_whole_runs():
+    """Each model was compared with itself alone, and budgets were called the same."""
+    three = [entry("x", (1.0,))._replace(run_examples=30.0)]
+    mine = [
+        entry("mine", (1.0,), model, examples)._replace(run_examples=30.0)
+        for model, examples in (("shared", 20.0), ("own", 10.0))
+    ]
+    assert budget([*three, *mine]) == "all runs have the same budget of client examples"
+    other = [each._replace(run_examples=31.0) for each in mine]
+    assert budget([*three, *other]).startswith("UNEQUAL BUDGETS")
 
 
 def write_run(folder, final_splits=("test",)):
@@ -547,6 +560,60 @@ def test_differences_are_within_the_seeds_that_both_have():
     assert difference(entries[2], entries, "fed_avg") is None
     text = drawn(ranked(entries, "fed_avg", None), "fed_avg", entries)
     assert "seeds" in text.splitlines()[2] and "3 seeds" not in text
+
+
+def test_runs_on_other_splits_or_data_have_no_difference(tmp_path):
+    """Values of the same seed were subtracted, though the examples were others."""
+    write_run(tmp_path / "fed_avg")
+    write_run(tmp_path / "without_test", final_splits=())
+    entries = read_run("fed_avg", tmp_path / "fed_avg")
+    entries += read_run("without_test", tmp_path / "without_test")
+    shown = ranked(entries, "fed_avg", ["main"])
+    table = ranking_table(shown, "fed_avg", entries)
+    assert table.headings[3:5] == ["split", "to fed_avg"]
+    assert [row[3:5] for row in table.rows] == [["test", ""], ["held out", "-"]]
+    assert any(note.startswith("split: ") for note in table.notes)
+    assert not any("other data" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [
+        (
+            ({"data.num_clients": 40}, {}),
+            ({"data.num_clients": 60}, {}),
+            "num_clients = 40 in place",
+        ),
+        (({"data.seed": 1}, {"clients": "a"}), ({"data.seed": 2}, {"clients": "a"}), ""),
+        (
+            ({"data.seed": 1}, {"clients": "a"}),
+            ({"data.seed": 2}, {"clients": "b"}),
+            "data.seed = 1",
+        ),
+        (({}, {"test": "a"}), ({}, {"test": "b"}), "other examples"),
+        (({"data.seed": 1}, {}), ({"data.seed": 1}, {"clients": "b"}), ""),
+    ],
+)
+def test_other_data_are_told_by_their_checksums_or_else_by_settings(ours, theirs, told):
+    entries = [
+        entry(run, (50.0, 60.0))._replace(data=DataOfRun(*data))
+        for run, data in (("fed_prox", ours), ("fed_avg", theirs))
+    ]
+    notes = [n for n in ranking_table(entries, "fed_avg", entries).notes if "other data" in n]
+    assert (difference(entries[0], entries, "fed_avg") is None) == bool(notes) == bool(told)
+    assert told in "".join(notes)
+
+
+def test_data_of_a_run_are_its_settings_and_checksums(tmp_path):
+    write_run(tmp_path / "run")
+    data = {
+        "clients": {"image": "a"},
+        "splits": {"test": {"image": "b"}, "held_out": {"image": "c"}},
+    }
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"identity": {"data": data}}))
+    (found, *_) = read_run("run", tmp_path / "run")
+    assert found.data.checksums == {"clients": {"image": "a"}, "test": {"image": "b"}}
+    assert found.run_examples == found.examples
 
 
 def test_what_numbers_are_is_said_under_the_table():
