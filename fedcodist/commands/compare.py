@@ -33,7 +33,7 @@ from rich.console import Console
 
 from fedcodist import report
 from fedcodist.commands import sweep
-from fedcodist.commands.evaluated_names import evaluated_names
+from fedcodist.commands.evaluated_names import EvaluatedNames, evaluated_names
 from fedcodist.config import command_line
 from fedcodist.config.config_file import ConfigFileError, config_path
 from fedcodist.core import child_processes
@@ -47,7 +47,7 @@ from fedcodist.report.ranking import (
     unknown_metric,
 )
 from fedcodist.report.ranking_table import for_terminal, ranking_table
-from fedcodist.report.runs import load_run
+from fedcodist.report.runs import load_run, mapping_of, read_object
 from fedcodist.run.client_metrics import OVER_CLIENTS
 
 _OF_FOLDERS = ("--metric", "--split", "--model", "--baseline")
@@ -175,9 +175,9 @@ def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[s
 
     A finished baseline's folder has the names. Other runs without the metric get a note.
     """
-    if (settings.workdir / sweep.run_folder_name(baseline) / "summary.json").exists():
-        return 0
-    names, metric = evaluated_names(f"{settings.config}:{baseline}", others), settings.metric
+    metric = settings.metric
+    names = _names_in(settings.workdir / sweep.run_folder_name(baseline))
+    names = names or evaluated_names(f"{settings.config}:{baseline}", others)
     if names is None:
         return 0
     if settings.split not in (None, *names.splits):
@@ -191,6 +191,19 @@ def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[s
     if any(n == metric or n.startswith(f"{metric}_head_") for n in names.metrics):
         return 0
     return command_line.refuse(unknown_metric(metric, names.metrics, baseline))
+
+
+def _names_in(folder: Path) -> EvaluatedNames | None:
+    """The names that a finished run has in its last metrics; None for another run."""
+    try:
+        models = mapping_of(read_object(folder / "summary.json"), "final")
+    except ValueError:
+        return None
+    splits = [
+        (name, values) for model in models for name, values in mapping_of(models, model).items()
+    ]
+    metrics = dict.fromkeys(metric for _, values in splits for metric in values)
+    return EvaluatedNames(list(metrics), list(dict(splits))) if metrics else None
 
 
 if __name__ == "__main__":

@@ -15,18 +15,29 @@ def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[
     Args:
       config: of the run.
       models: names of the models that clients train, in their order, without ensembles.
+
+    Raises:
+      ValueError: the config has another form than the library's, as one that was given from Python may.
     """
     names, pools = list(models), mapping_of(config, "pools")
     if "parties" in config:
         return dict.fromkeys(names, 1)
-    cohorts = {pool: int(mapping_of(pools, pool).get("cohort_size", 0)) for pool in pools}
+    cohorts = {pool: mapping_of(pools, pool).get("cohort_size", 0) for pool in pools}
+    for pool, size in cohorts.items():
+        if not isinstance(size, int):
+            raise ValueError(f"pools.{pool}.cohort_size must be a number of clients, got {size!r}.")
     if len(cohorts) != 1:
         return {name: cohorts.get(name, 0) for name in names}
     sizes = mapping_of(config, "algorithm").get("group_sizes")
     (cohort,) = cohorts.values()
     share, more = divmod(cohort, len(names))
     even = [share + (place < more) for place in range(len(names))]  # the first groups get more
-    return dict(zip(names, sizes or even, strict=True))
+    sizes = even if sizes is None else sizes
+    if not isinstance(sizes, list) or len(sizes) != len(names):
+        raise ValueError(
+            f"algorithm.group_sizes must be {len(names)} numbers, one for each model, got {sizes!r}."
+        )
+    return dict(zip(names, sizes, strict=True))
 
 
 def pool_of(config: Mapping[str, Any], model: str) -> str:
@@ -47,6 +58,9 @@ def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict
     Args:
       config: of the run.
       sizes: `models` in the run's summary.
+
+    Raises:
+      ValueError: as `clients_per_round` does.
     """
     total: dict[str, int] = {}
     for model, clients in clients_per_round(config, sizes).items():

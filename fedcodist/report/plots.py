@@ -109,10 +109,13 @@ def _followed_split(collection: Collection, metric: str) -> str:
 
 
 def _megabytes_per_round(method: Method, model: str) -> float | None:
-    """Megabytes that all clients of the model's pool send and receive; None before a run's end."""
+    """Megabytes that all clients of the model's pool send and receive; None if unknown."""
     for run in method.runs:
         if sizes := mapping_of(run.summary, "models"):
-            total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
+            try:
+                total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
+            except ValueError:  # of a config that is not the library's
+                return None
             return total / 1e6 if total else None
     return None
 

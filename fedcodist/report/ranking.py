@@ -97,22 +97,26 @@ def read_run(
     summary, config, folder = run.summary, run.config, run.folder
     if not run.finished:
         raise ValueError(f"{folder} holds no finished run.")
-    if "evaluation" not in config:
-        raise ValueError(f"{folder} was run without a config, so its costs are unknown.")
+    evaluation, of_parties = mapping_of(config, "evaluation"), "parties" in config
+    if not evaluation or not isinstance(config.get("parties" if of_parties else "pools"), dict):
+        raise ValueError(
+            f"{folder} was run without a config of the library: its costs are unknown."
+        )
     trained = _means(run, "client_examples")
     steps = _means(run, "distillation_steps")
     sizes = summary["models"]
-    megabytes = {
-        pool: count * summary["rounds"] / 1e6
-        for pool, count in bytes_per_round(config, sizes).items()
-    }
+    try:
+        cohorts, bytes_of = clients_per_round(config, sizes), bytes_per_round(config, sizes)
+    except ValueError as error:
+        raise ValueError(f"{folder}: its costs are unknown: {error}") from error
+    megabytes = {pool: count * summary["rounds"] / 1e6 for pool, count in bytes_of.items()}
     examples = dict.fromkeys(megabytes, 0.0)
     privacy = mapping_of(mapping_of(config, "training"), "privacy")
     counts_nothing = privacy.get("metrics") is False and not trained
     if counts_nothing:
         reason = "training.privacy.metrics is False, so clients count nothing"
         print(f"note: {name}: client examples and FLOPs are left out: {reason}", file=sys.stderr)
-    for model, clients in clients_per_round(config, sizes).items():
+    for model, clients in cohorts.items():
         if counts_nothing:
             trained[model] = math.nan
         if model not in trained:
@@ -120,7 +124,6 @@ def read_run(
                 f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
             )
         examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
-    of_parties = "parties" in config
     try:
         if of_parties:
             work = flops_of_parties(config, examples, summary["rounds"])
@@ -132,7 +135,7 @@ def read_run(
         print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
     shared_of = summary.get("personal_models", {})
-    final_splits = config["evaluation"]["final_splits"] or config["evaluation"]["splits"]
+    final_splits = evaluation.get("final_splits") or evaluation.get("splits") or ()
     known = dict.fromkeys(name for splits in summary["final"].values() for name in splits)
     if split not in (None, *known):
         raise ValueError(f"--split must be one of {list(known)} for {name}, got {split!r}.")

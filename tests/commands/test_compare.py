@@ -14,7 +14,7 @@ from fedcodist.commands import compare
 from fedcodist.commands.evaluated_names import evaluated_names
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_methods, digits_parties
-from fedcodist.report import flops, ranking
+from fedcodist.report import flops, plots, ranking
 from fedcodist.report.data_of_runs import DataOfRun
 from fedcodist.report.flops import LEARNING, forward_flops_of
 from fedcodist.report.ranking import ALL_PARTIES, Entry, difference, ranked
@@ -178,6 +178,24 @@ def test_a_split_that_no_run_will_have_is_refused_before_anything_is_trained(tmp
     assert compare.main([*arguments, "--split=tset"]) == 2
     assert capfd.readouterr().err.endswith("for fed_avg, got 'tset'.\n")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--metric=f_scor", "--metric must be one of ['accuracy'] for fed_avg, got 'f_scor'."),
+        ("--split=tset", "--split must be one of ['test', 'held_out'] for fed_avg, got 'tset'."),
+    ],
+)
+def test_names_of_a_finished_baseline_are_read_from_it(
+    option, message, tmp_path, monkeypatch, capsys
+):
+    """With a mistyped one, all other runs were trained first."""
+    write_run(tmp_path / "fed_avg")
+    monkeypatch.setattr(compare, "evaluated_names", lambda *_: pytest.fail("is a process"))
+    monkeypatch.setattr(compare.sweep, "main", lambda _: pytest.fail("trains"))
+    assert compare.main([f"--config={CONFIG}", f"--workdir={tmp_path}", option]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_metrics_and_splits_are_known_without_training():
@@ -646,6 +664,36 @@ def test_runs_without_a_config_are_left_out(tmp_path, capsys):
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     assert compare.main([str(tmp_path)]) == 0
     assert "other was run without a config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pools": {"main": {"cohort_size": "all"}}}, "pools.main.cohort_size must be a number"),
+        ({"pools": {"main": {"cohort_size": None}}}, "pools.main.cohort_size must be a number"),
+        ({"algorithm": {"group_sizes": [5]}}, "algorithm.group_sizes must be 2 numbers"),
+        ({"evaluation": "often"}, "without a config of the library"),
+        ({"parties": ["a", "b"]}, "without a config of the library"),
+        ({"pools": None}, "without a config of the library"),
+    ],
+)
+def test_a_config_of_another_form_is_one_line_and_has_no_plot_of_bytes(changed, message, tmp_path):
+    """Of a run that was started from Python."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ValueError, match=f"run.*{message}"):
+        read_run("run", tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    known = plots._megabytes_per_round(SimpleNamespace(runs=[run]), "main")
+    assert (known is None) == ("pools" in changed or "algorithm" in changed)
+
+
+def test_a_config_of_ones_own_without_final_splits_is_ranked(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"evaluation": {"every": 5}}))
+    assert read_run("run", tmp_path / "run")[0].split == "test"
 
 
 @pytest.mark.parametrize(
