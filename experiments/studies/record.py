@@ -85,7 +85,8 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
 
     Raises:
       UnfinishedRun: the run is unfinished and `partial` is not set.
-      ValueError: one line; the folder is no run folder, or its files disagree.
+      ValueError: one line; the folder is no run folder, its files disagree, or it has no accuracy or an
+        undefined one.
     """
     folder = Path(folder)
     config = read_object(folder / "config.json")
@@ -140,6 +141,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is not a complete run folder: {error} is missing.") from error
     _check_seeds(record, folder)
+    _check_accuracies(record, folder)
     return record
 
 
@@ -363,6 +365,32 @@ def _check_seeds(record: Mapping[str, Any], folder: Path) -> None:
                 raise ValueError(
                     f"{folder}: summary.json has {len(metrics['accuracy'])} accuracies of {model} on "
                     f"{split}, config.json has {len(record['seeds'])} seeds."
+                )
+
+
+def _check_accuracies(record: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError for what pages cannot show: they are rendered from all records or from none."""
+    if not any(record["final"].values()):
+        raise ValueError(f"{folder} has no accuracy: nothing to record.")
+    finals = [record["final"], *record["phases"].values()]
+    measured = [
+        (model, split, metrics["accuracy"])
+        for final in finals
+        for model, splits in final.items()
+        for split, metrics in splits.items()
+    ]
+    measured += [
+        (model, split, values)
+        for model, splits in record["curve"].items()
+        for split, points in splits.items()
+        for values in points["accuracy"]
+    ]
+    for model, split, values in measured:
+        for value in values:
+            if value is None or not 0 <= value <= 1:
+                raise ValueError(
+                    f"{folder}: accuracies of {model} on {split} must be numbers from 0 to 1, "
+                    f"got {value}."
                 )
 
 

@@ -1,6 +1,6 @@
 """Table, plots and a single HTML file from any set of run folders.
 
-    python -m fedcodist.report RUN [RUN ...] [--output DIR] [--title TITLE]
+    python -m fedcodist.report RUN [RUN ...] [--output DIR] [--title TITLE] [--metric NAME]
 
 A RUN is a run folder or a folder that contains some. Runs that differ only in their seed are one method:
 the report gives its mean and standard deviation over the seeds.
@@ -39,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, or above")
     parser.add_argument("--output", type=Path, help="where to write (default: beside the runs)")
     parser.add_argument("--title", help="heading (default: the experiments' names)")
+    parser.add_argument(
+        "--metric", help="what is shown (default: accuracy or, where no run has it, another one)"
+    )
     options = parser.parse_args(arguments)
     try:
-        collection = collect(options.runs)
+        collection = collect(options.runs, options.metric)
     except ValueError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -82,8 +85,9 @@ def write_report(
 ) -> ReportFiles:
     """Writes report.html and plots: accuracy, accuracy_by_bytes, loss, per_label_accuracy, clients.
 
-    A plot without data is left out, and so are all plots without matplotlib. The HTML file contains the
-    plots and refers to no other file. A ranking is on top of it, and in ranking.md and ranking.json.
+    Where the collection has another metric, plots of accuracy are of this one and have its name. A plot
+    without data is left out, and so are all plots without matplotlib. The HTML file contains the plots
+    and refers to no other file. A ranking is on top of it, and in ranking.md and ranking.json.
 
     Raises:
       OSError: `output` cannot be written.

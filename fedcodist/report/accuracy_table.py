@@ -1,4 +1,7 @@
-"""The table of a report: a line per method and model, accuracies on every split, bytes and rounds."""
+"""The table of a report: a line per method and model, a metric on every split, bytes and rounds.
+
+The metric is the accuracy wherever runs have one: see `collect`.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.collection import (
     Collection,
     Curve,
@@ -66,7 +70,8 @@ def result_rows(collection: Collection) -> list[Row]:
 
 
 def _row(method: Method, model: str, collection: Collection) -> Row:
-    curves = {split: curve(method, model, split, "accuracy") for split in collection.splits}
+    metric = collection.metric
+    curves = {split: curve(method, model, split, metric) for split in collection.splits}
     last = _last_common_round([points for points in curves.values() if points.rounds])
     accuracy = {
         split: points.statistics[points.rounds.index(last)] if last in points.rounds else None
@@ -76,13 +81,15 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     # Callbacks may have stopped the seeds in different rounds.
     ended_apart = method.finished and len(ends) > 1
     if ended_apart:
-        accuracy = {split: final(method, model, split, "accuracy") for split in curves}
+        accuracy = {split: final(method, model, split, metric) for split in curves}
     described = mapping_of(method.runs[0].summary, "models")
     for run in method.runs:
         described = described or mapping_of(run.summary, "models")
     sizes = mapping_of(described, model)
     total = method.runs[0].config.get("rounds")
-    reached = "–" if last is None else str(last)
+    if last is None:  # the model lacks the metric
+        last = max(round for run in method.runs for each in run.records.values() for round in each)
+    reached = str(last)
     if ended_apart:
         reached = f"{ends[0]} to {ends[-1]}"
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
@@ -114,7 +121,7 @@ def _last_common_round(curves: Sequence[Curve]) -> int | None:
 
 
 def statistics_of(rows: Iterable[Row]) -> list[Statistic]:
-    """All accuracies of the rows."""
+    """All values of the metric in the rows."""
     return [
         statistic for row in rows for statistic in row.accuracy.values() if statistic is not None
     ]
@@ -122,7 +129,8 @@ def statistics_of(rows: Iterable[Row]) -> list[Statistic]:
 
 def number_headings(collection: Collection, several: bool) -> list[str]:
     """Headings of the columns of numbers."""
-    accuracies = [f"Accuracy, %\n{split_name(split)}" for split in collection.splits]
+    heading = metric_name(collection.metric) + (", %" if is_share(collection.metric) else "")
+    accuracies = [f"{heading}\n{split_name(split)}" for split in collection.splits]
     seeds = ["Seeds"] if several else []
     epsilons = ["Epsilon"] if _is_private(collection) else []
     return [*accuracies, *epsilons, "Bytes up*", "Bytes down*", "Rounds", *seeds]
@@ -136,7 +144,8 @@ def _is_private(collection: Collection) -> bool:
 
 def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
     """A row's cells, in the order of `number_headings`."""
-    accuracies = [percent(row.accuracy[split]) for split in collection.splits]
+    shown = percent if is_share(collection.metric) else number
+    accuracies = [shown(row.accuracy[split]) for split in collection.splits]
     counts = sorted(
         {statistic.seeds for statistic in row.accuracy.values() if statistic is not None}
     )
@@ -169,6 +178,13 @@ def percent(statistic: Statistic | None) -> str:
     )
 
 
+def number(statistic: Statistic | None) -> str:
+    """A metric that is no share, with its spread over seeds."""
+    if statistic is None or not math.isfinite(statistic.mean):
+        return "–"
+    return plus_minus(statistic.mean, statistic.spread)
+
+
 def human_bytes(count: int | None) -> str:
     """A number of bytes in decimal units, `437.4 kB`."""
     if count is None:
@@ -186,3 +202,15 @@ def human_bytes(count: int | None) -> str:
 def split_name(split: str) -> str:
     """A split's name in words."""
     return split.replace("_", " ")
+
+
+def metric_name(metric: str) -> str:
+    """A metric's name in words, as a heading begins."""
+    name = metric.replace("_", " ")
+    return name[:1].upper() + name[1:]
+
+
+def metric_label(split: str, metric: str) -> str:
+    """'Test accuracy (%)'."""
+    label = f"{split_name(split).capitalize()} {metric.replace('_', ' ')}"
+    return f"{label} (%)" if is_share(metric) else label

@@ -17,6 +17,10 @@ from fedcodist.report.runs import (
     number_of,
 )
 
+ACCURACY = "accuracy"
+_TRAINING = "clients"  # the split of training's metrics lines
+# Numbers of metrics lines that are no metrics.
+_NO_METRICS = ("round", "model", "split", "seed", "clients", "epsilon")
 # Settings in which two runs of one method may differ: the seed, and the run's name.
 NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
 
@@ -46,21 +50,27 @@ class Method(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """The contents of a report."""
+    """The contents of a report; `splits` are those with the metric that the report shows."""
 
     methods: tuple[Method, ...]
     models: tuple[str, ...]
     splits: tuple[str, ...]
     notes: tuple[str, ...]
+    metric: str = ACCURACY
 
 
-def collect(paths: Iterable[Path | str]) -> Collection:
+def collect(paths: Iterable[Path | str], metric: str | None = None) -> Collection:
     """Loads every run in or below `paths` and groups those that differ only in their seed.
 
     If a method has finished runs, only these are averaged, so means never mix runs of different lengths.
 
+    Args:
+      paths: run folders or folders above.
+      metric: what the report shows. By default the accuracy or, if no run has one, the first metric that
+        is no loss, or the loss.
+
     Raises:
-      ValueError: a path does not exist, or no run with an evaluation is found.
+      ValueError: a path does not exist, no run with an evaluation is found, or none has the metric.
     """
     searched = [Path(path) for path in paths]
     notes: list[str] = []
@@ -80,8 +90,12 @@ def collect(paths: Iterable[Path | str]) -> Collection:
         places = ", ".join(map(str, searched))
         reasons = "".join(f" ({note})" for note in notes[:1])
         raise ValueError(f"no run with an evaluation in or below {places}{reasons}")
+    names = _metrics(runs)
+    if metric not in (None, *names):
+        raise ValueError(f"--metric must be one of {names}, got {metric!r}.")
+    metric = metric or next(iter(names), ACCURACY)
     methods = _group(runs, notes)
-    return Collection(methods, _models(runs), _splits(runs), tuple(notes))
+    return Collection(methods, _models(runs), _splits(runs, metric), tuple(notes), metric)
 
 
 def curve(method: Method, model: str, split: str, metric: str) -> Curve:
@@ -286,13 +300,27 @@ def _models(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
 
 
-def _splits(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Splits with an accuracy, the test split first."""
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    """Names of numbers that evaluations have: the accuracy first, then other metrics, then the loss."""
+    names = distinct(
+        name
+        for run in runs
+        for series, records in run.records.items()
+        if series.split != _TRAINING
+        for record in records.values()
+        for name in record
+        if name not in _NO_METRICS and number_of(record, name) is not None
+    )
+    return sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
+
+
+def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
+    """Splits with the metric, the test split first."""
     splits = distinct(
         series.split
         for run in runs
         for series, records in run.records.items()
-        if any("accuracy" in record for record in records.values())
+        if series.split != _TRAINING and any(metric in record for record in records.values())
     )
     first = ("test", "held_out")
     return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedcodist.report.accuracy_table import (
     caption_of,
+    metric_name,
     number_cells,
     number_headings,
     percent,
@@ -74,13 +75,10 @@ ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 """
 
 
-PLOT_HEADINGS = {
-    "accuracy.png": "Accuracy over the rounds",
-    "accuracy_by_bytes.png": "Accuracy against bytes exchanged",
-    "loss.png": "Loss over the rounds",
-    "per_label_accuracy.png": "Accuracy per label",
-    "clients.png": "Accuracy of each client on its own examples",
-    "accuracy_by_epsilon.png": "Accuracy against epsilon",
+_PLOT_HEADINGS = {
+    "loss": "Loss over the rounds",
+    "per_label_accuracy": "Accuracy per label",
+    "clients": "Accuracy of each client on its own examples",
 }
 
 
@@ -92,7 +90,7 @@ def page(
     sections = [
         _section(f"Ranking: {ranking.title}", _ranking_html(ranking)) if ranking else "",
         _section("Results", _results_html(collection)),
-        *(_section(PLOT_HEADINGS[path.name], _image(path)) for path in plots),
+        *(_plot_html(path, collection.metric) for path in plots),
         *([] if plots else [_section("Plots", f"<p>{escape(INSTALL_PLOTS)}</p>")]),
         _section("Accuracy over the clients", _per_client_html(collection)),
         _section("What the methods' settings differ in", _differences_html(collection)),
@@ -113,6 +111,20 @@ def page(
         + "".join(sections)
         + "</main></body></html>\n"
     )
+
+
+def _plot_heading(name: str, metric: str) -> str:
+    of_the_metric = {
+        metric: "over the rounds",
+        f"{metric}_by_bytes": "against bytes exchanged",
+        f"{metric}_by_epsilon": "against epsilon",
+    }
+    return _PLOT_HEADINGS.get(name) or f"{metric_name(metric)} {of_the_metric[name]}"
+
+
+def _plot_html(path: Path, metric: str) -> str:
+    heading = _plot_heading(path.stem, metric)
+    return _section(heading, _image(path, heading))
 
 
 def _section(heading: str, body: str) -> str:
@@ -252,10 +264,9 @@ def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: i
     return f'<div class="wide">{table}</div>'
 
 
-def _image(path: Path) -> str:
+def _image(path: Path, alternative: str) -> str:
     encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-    alternative = escape(PLOT_HEADINGS[path.name])
-    return f'<img alt="{alternative}" src="data:image/png;base64,{encoded}">'
+    return f'<img alt="{escape(alternative)}" src="data:image/png;base64,{encoded}">'
 
 
 def _plural(count: int, noun: str) -> str:

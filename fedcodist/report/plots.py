@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedcodist.config.registry import method_of
 from fedcodist.core.extras import install_command
-from fedcodist.report.accuracy_table import split_name
+from fedcodist.core.metric_kinds import is_share
+from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import Collection, Curve, Method, curve, last_round
 from fedcodist.report.costs import bytes_per_round, pool_of
@@ -30,13 +31,14 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
         import matplotlib  # noqa: F401
     except ImportError:
         return []
+    metric = collection.metric
     plots = {
-        "accuracy.png": _accuracy_plot(collection),
-        "accuracy_by_bytes.png": _bytes_plot(collection),
+        f"{metric}.png": _metric_plot(collection),
+        f"{metric}_by_bytes.png": _bytes_plot(collection),
         "loss.png": _loss_plot(collection),
         "per_label_accuracy.png": _per_label_plot(collection),
         "clients.png": clients_plot(collection),
-        "accuracy_by_epsilon.png": privacy_plot(collection),
+        f"{metric}_by_epsilon.png": privacy_plot(collection),
     }
     written = []
     for name, figure in plots.items():
@@ -67,24 +69,25 @@ def legend(figure: "Figure", axes: Sequence["Axes"], columns: int = 4) -> None:
     )
 
 
-def _accuracy_plot(collection: Collection) -> "Figure | None":
-    if not collection.splits:
-        return None
-    split = _followed_split(collection, "accuracy")
-    label = f"{split_name(split).capitalize()} accuracy (%)"
-    return _curves_plot(collection, [(split, "accuracy", label, 100.0)])
+def _metric_plot(collection: Collection) -> "Figure | None":
+    return _curves_plot(collection, [_metric(collection)]) if collection.splits else None
 
 
 def _bytes_plot(collection: Collection) -> "Figure | None":
-    """Accuracy against the bytes that clients have sent and received."""
+    """The metric against the bytes that clients have sent and received."""
     known = [
         _megabytes_per_round(m, model) for m in collection.methods for model in collection.models
     ]
     if not collection.splits or not any(known):
         return None
-    split = _followed_split(collection, "accuracy")
-    label = f"{split_name(split).capitalize()} accuracy (%)"
-    return _curves_plot(collection, [(split, "accuracy", label, 100.0)], by_bytes=True)
+    return _curves_plot(collection, [_metric(collection)], by_bytes=True)
+
+
+def _metric(collection: Collection) -> tuple[str, str, str, float]:
+    """(split, metric, label, factor) of the metric that the report shows."""
+    metric = collection.metric
+    split, factor = _followed_split(collection, metric), 100.0 if is_share(metric) else 1.0
+    return split, metric, metric_label(split, metric), factor
 
 
 def _followed_split(collection: Collection, metric: str) -> str:
@@ -269,7 +272,7 @@ def _legend_label(method: Method, collection: Collection) -> str:
         statistic.seeds
         for model in collection.models
         for split in collection.splits
-        for statistic in curve(method, model, split, "accuracy").statistics
+        for statistic in curve(method, model, split, collection.metric).statistics
     }
     seeds = f", {max(counts)} seeds" if counts and max(counts) > 1 else ""
     return f"{method.label}{seeds}{'' if method.finished else ', unfinished'}"

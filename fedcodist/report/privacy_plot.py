@@ -1,4 +1,4 @@
-"""What privacy costs: accuracy against the epsilon that clients have paid for it."""
+"""What privacy costs: accuracy, or another metric, against the epsilon that clients have paid for it."""
 
 import json
 import math
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcodist.config.registry import METHOD_NAMES, method_of
-from fedcodist.report.accuracy_table import split_name
+from fedcodist.core.metric_kinds import is_share
+from fedcodist.report.accuracy_table import metric_label
 from fedcodist.report.collection import (
     NOT_OF_A_METHOD,
     Collection,
@@ -25,7 +26,7 @@ _PANELS_IN_A_ROW = 3
 
 
 class _Line(NamedTuple):
-    """A method's accuracies in per cent by epsilon, and its accuracy without noise where it was run."""
+    """A method's accuracies by epsilon, and its accuracy without noise where it was run."""
 
     epsilons: list[float]
     accuracies: list[float]
@@ -72,7 +73,7 @@ def privacy_plot(collection: Collection) -> "Figure | None":
         axes.set_xlabel("Epsilon of the client who pays most")
         axes.set_title(f"{model} model", fontsize=10)
         axes.grid(alpha=0.25)
-    panels[0].set_ylabel(f"{split_name(split).capitalize()} accuracy (%); dashed: without noise")
+    panels[0].set_ylabel(f"{metric_label(split, collection.metric)}; dashed: without noise")
     # About eleven letters are as wide as an inch, and a line's picture as eight letters.
     fitting = int(11 * figure.get_figwidth()) // (8 + max(map(len, shown)))
     columns_of_legend = min(3, max(1, fitting))
@@ -110,11 +111,11 @@ def _lines(collection: Collection, split: str) -> dict[tuple[str, str], _Line]:
         }
         has_noise = any(map(math.isfinite, epsilon_of_model.values()))
         for model in collection.models:
-            measured = curve(method, model, split, "accuracy")
+            measured = curve(method, model, split, collection.metric)
             # Beside noised models, personal ones have no epsilon: they stay with their clients.
             if not measured.rounds or (has_noise and model not in epsilon_of_model):
                 continue
-            last = 100 * measured.statistics[-1].mean
+            last = (100 if is_share(collection.metric) else 1) * measured.statistics[-1].mean
             epsilons, values, without_noise = lines.get((group, model), _Line([], [], None))
             epsilon = epsilon_of_model.get(model, math.inf)
             if math.isfinite(epsilon):  # it is infinite without noise

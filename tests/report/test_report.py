@@ -289,6 +289,45 @@ def test_a_round_evaluated_twice_counts_as_evaluated_last(tmp_path):
     assert final(collection_lib.collect([run]), "FedAvg", "small").mean == 0.5
 
 
+def with_metric(folder, new, old="accuracy"):
+    """The run with another metric in place of its accuracy."""
+    for name in ("metrics.jsonl", "summary.json"):
+        path = folder / name
+        path.write_text(path.read_text().replace(f'"{old}"', f'"{new}"'))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("metric", "heading", "value"),
+    [("f_score", "F score, %", "80.00"), ("perplexity", "Perplexity", "0.80")],
+)
+def test_a_run_without_an_accuracy_shows_another_metric(metric, heading, value, tmp_path):
+    """Only its bytes were shown, and no rounds."""
+    with_metric(write_run(tmp_path / "run"), metric)
+    collection = collection_lib.collect([tmp_path])
+    assert collection.metric == metric and collection.splits == ("test", "held_out")
+    text = printed(collection)
+    assert heading in text and "Accuracy" not in text
+    (line,) = [line for line in text.splitlines() if "FedAvg" in line]
+    assert line.split()[2] == value and line.split()[-1] == "100"
+    plot = tmp_path / f"{metric}_by_bytes.png"
+    plot.touch()
+    drawn = report.page(collection, "", [plot])
+    assert value in drawn and f"<h2>{heading.split(',')[0]} against bytes exchanged" in drawn
+
+
+def test_the_accuracy_is_shown_wherever_a_run_has_it_unless_a_metric_is_chosen(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    with_metric(write_run(tmp_path / "b", "fed_df"), "f_score")
+    collection = collection_lib.collect([tmp_path])
+    assert collection.metric == "accuracy"
+    row = cells(collection, "FedDF", "small")
+    assert row.accuracy["test"] is None and row.rounds == "100"
+    assert final(collection_lib.collect([tmp_path], "loss"), "FedDF", "small").mean == 2.3 - 2 * 0.8
+    message = one_line_and_status_2([tmp_path, "--metric=f_scor"], capsys)
+    assert "--metric must be one of ['accuracy', 'f_score', 'loss'], got 'f_scor'." in message
+
+
 def test_unfinished_run_does_not_enter_the_mean_of_finished_ones(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, last_round=40, finished=False)
@@ -414,7 +453,7 @@ def test_curves_are_of_the_split_that_is_followed(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     collection = collection_lib.collect([tmp_path])
     assert collection.splits[0] == "test"
-    for figure in (plots._accuracy_plot(collection), plots._loss_plot(collection)):
+    for figure in (plots._metric_plot(collection), plots._loss_plot(collection)):
         assert len(figure.axes[0].lines[0].get_xdata()) == 6
 
 
@@ -534,7 +573,7 @@ def test_without_matplotlib_the_table_and_a_hint(tmp_path, monkeypatch, capsys):
 def test_loss_only_runs_have_a_loss_plot(tmp_path):
     run = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k != "accuracy"} for line in lines]
+    kept = [{k: v for k, v in line.items() if "accuracy" not in k} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     files = report.write_report(collection_lib.collect([run]), tmp_path)
     assert [path.name for path in files.plots] == ["loss.png"]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ NAME = "merged_codistillation-4700-in_domain.json"
 
 
 def accuracy(model, seed, round):
-    return round / 1000 + {"small": 0.1, "large": 0.2}[model] + seed / 100
+    return min(round / 1000, 0.7) + {"small": 0.1, "large": 0.2}[model] + seed / 100
 
 
 def write_run(
@@ -336,6 +337,28 @@ def test_summary_and_config_disagree_on_the_seeds(tmp_path, capsys):
     (folder / "summary.json").write_text(json.dumps(summary))
     line = refusal(capsys, folder, "--results", tmp_path)
     assert "1 accuracies of small on test" in line and "2 seeds" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda text: text.replace('"accuracy"', '"f_score"'),
+            "has no accuracy: nothing to record.",
+        ),
+        (
+            lambda text: re.sub(r'"accuracy": (\[?)[\d.]+', r'"accuracy": \1null', text),
+            "accuracies of small on test must be numbers from 0 to 1, got None.",
+        ),
+    ],
+)
+def test_what_pages_cannot_show_is_not_recorded(tmp_path, capsys, change, message):
+    """A null in one record stopped the rendering of all pages."""
+    folder = write_run(tmp_path / "run")
+    for name in ("summary.json", "metrics.jsonl"):
+        (folder / name).write_text(change((folder / name).read_text()))
+    assert message in refusal(capsys, folder, "--results", tmp_path / "results")
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "", None, "benchmarks", "notes", "tuning", "a b"])
