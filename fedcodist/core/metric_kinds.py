@@ -21,13 +21,23 @@ _LOWER_IS_BETTER = (
     ),
     *("epsilon", "nll", "kl", "mse", "rmse", "mae", "mape", "smape", "ece", "brier", "crps", "bce"),
     *("wer", "cer", "regret", "residual", "bytes", "seconds", "flops"),
+    *("logloss", "crossentropy", "ppl", "bpc", "bpb", "misclassification"),
 )
+# Neighbouring words, which say something else without each other: likelihoods are better if higher.
+_LOWER_IS_BETTER_TOGETHER = ("negative_log_likelihood", "false_positive", "false_negative")
 _SHARES = ("accuracy", "precision", "recall", "score", "f1", "auc", "mrr", "ndcg")
+# Words that say of what a share is, as in `cost_accuracy` and `hamming_score`; alone they are losses.
+_LOWER_IS_BETTER_ALONE = ("cost", "hamming")
 
 
 def lower_is_better(metric: str) -> bool:
     """Whether lower values of a metric are better."""
-    return any(word in _words(metric) for word in _LOWER_IS_BETTER)
+    words = _words(metric)
+    has = lambda known: any(word in words for word in known)
+    if has(_LOWER_IS_BETTER) or (has(_LOWER_IS_BETTER_ALONE) and not has(_SHARES)):
+        return True
+    name = "_".join(re.findall(r"[a-z0-9]+", metric.lower()))
+    return any(f"_{together}" in f"_{name}" for together in _LOWER_IS_BETTER_TOGETHER)
 
 
 def is_share(metric: str) -> bool:

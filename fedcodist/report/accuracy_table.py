@@ -21,7 +21,7 @@ from fedcodist.report.collection import (
     final,
     last_round,
 )
-from fedcodist.report.runs import mapping_of
+from fedcodist.report.runs import mapping_of, number_of
 from fedcodist.report.spread import plus_minus
 
 
@@ -82,10 +82,6 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     ended_apart = method.finished and len(ends) > 1
     if ended_apart:
         accuracy = {split: final(method, model, split, metric) for split in curves}
-    described = mapping_of(method.runs[0].summary, "models")
-    for run in method.runs:
-        described = described or mapping_of(run.summary, "models")
-    sizes = mapping_of(described, model)
     total = method.runs[0].config.get("rounds")
     if last is None:  # the model lacks the metric
         last = max(round for run in method.runs for each in run.records.values() for round in each)
@@ -93,10 +89,20 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
     if ended_apart:
         reached = f"{ends[0]} to {ends[-1]}"
     rounds = reached if method.finished else f"{reached} of {total or '?'}, unfinished"
-    up, down = (sizes.get(f"bytes_{way}_per_participation") for way in ("up", "down"))
+    up, down = (_bytes(method, model, way) for way in ("up", "down"))
     epsilons = (epsilon_of(run.summary) for run in method.runs)  # an unfinished run has no summary
     epsilon = largest_epsilon(epsilons)
     return Row(method.label, model, accuracy, up, down, rounds, epsilon)
+
+
+def _bytes(method: Method, model: str, way: str) -> int | None:
+    """Bytes of a participation, the mean over the seeds: links may be measured, and runs then differ."""
+    counts = []
+    for run, _ in method.members:
+        sizes = mapping_of(mapping_of(run.summary, "models"), model)
+        if (count := number_of(sizes, f"bytes_{way}_per_participation")) is not None:
+            counts.append(count)
+    return round(sum(counts) / len(counts)) if counts else None
 
 
 def largest_epsilon(epsilons: Iterable[float | None]) -> float | None:

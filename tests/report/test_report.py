@@ -163,6 +163,18 @@ def test_seeds_inside_a_run_and_of_other_runs_count_together(tmp_path):
     assert final(collection_lib.collect([tmp_path]), "FedAvg", "large").seeds == 4
 
 
+def test_bytes_are_the_mean_over_the_seeds_of_finished_runs(tmp_path):
+    """They are measured where links are compressed; those of the first run were shown."""
+    for name, seed, seeds, size in (("a", 0, 3, 1000), ("b", 3, 1, 2000)):
+        path = write_run(tmp_path / name, seed=seed, seeds=seeds) / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["models"]["small"]["bytes_up_per_participation"] = size
+        path.write_text(json.dumps(summary))
+    write_run(tmp_path / "c", seed=4, last_round=40, finished=False)
+    row = cells(collection_lib.collect([tmp_path]), "FedAvg", "small")
+    assert (row.bytes_up, row.bytes_down) == (1250, 8 * PARAMETERS["small"])
+
+
 def test_a_repeated_seed_counts_once(tmp_path):
     write_run(tmp_path / "a", seed=0, seeds=3)
     write_run(tmp_path / "b", seed=1)
