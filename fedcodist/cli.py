@@ -21,6 +21,7 @@ from fedcodist.config.config_file import (
     config_of,
     load_config_file,
     load_config_of_runs,
+    run_folder_name,
     shipped_configs,
 )
 
@@ -117,8 +118,6 @@ def _workdir(name: str, config: str) -> Path:
     if name != "run":
         load_config_of_runs(config)
         return folder
-    from fedcodist.commands.sweep import run_folder_name
-
     settings = config_of(load_config_file(path), config, *([run] if run else []))
     run = run or settings.get("run")
     return folder / run_folder_name(run) if run else folder

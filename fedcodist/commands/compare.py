@@ -35,7 +35,7 @@ from fedcodist import report
 from fedcodist.commands import sweep
 from fedcodist.commands.evaluated_names import EvaluatedNames, evaluated_names
 from fedcodist.config import command_line
-from fedcodist.config.config_file import ConfigFileError, config_path
+from fedcodist.config.config_file import ConfigFileError, config_path, run_folder_name
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect
 from fedcodist.report.ranking import (
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if status := status or sweep.main([*given, *others]):
         return status
-    folders = {run: settings.workdir / sweep.run_folder_name(run) for run in runs}
+    folders = {run: settings.workdir / run_folder_name(run) for run in runs}
     entries: list[Entry] = []
     without: list[ValueError] = []
     try:
@@ -176,7 +176,7 @@ def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[s
     A finished baseline's folder has the names. Other runs without the metric get a note.
     """
     metric = settings.metric
-    names = _names_in(settings.workdir / sweep.run_folder_name(baseline))
+    names = _names_in(settings.workdir / run_folder_name(baseline))
     names = names or evaluated_names(f"{settings.config}:{baseline}", others)
     if names is None:
         return 0

@@ -24,7 +24,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
-from fedcodist.config.config_file import config_of, load_config_of_runs, runs_of
+from fedcodist.config.config_file import config_of, load_config_of_runs, run_folder_name, runs_of
 from fedcodist.config.references import is_reference
 from fedcodist.core import child_processes
 from fedcodist.core.checks import check_integer
@@ -78,11 +78,6 @@ def main(arguments: Sequence[str]) -> int:
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
     """The runs of a config file that match the patterns. Raises one of PARSE_ERRORS for a mistake."""
     return _chosen(runs_of(load_config_of_runs(config), config), patterns)
-
-
-def run_folder_name(run: str) -> str:
-    """The run's name as a folder: 'merged,4700' becomes 'merged-4700'."""
-    return run.replace(",", "-")
 
 
 def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:

@@ -118,7 +118,8 @@ def runs_of(module: types.ModuleType, path: str) -> list[str]:
     """Returns the names of runs that the module's `get_runs` returns; each names a run's folder.
 
     Raises:
-      ConfigFileError: the module has no such function, or the function does not return names.
+      ConfigFileError: the module has no such function, or the function does not return names, or two
+        runs would have one folder.
     """
     if not callable(getattr(module, "get_runs", None)):
         raise ConfigFileError(f"--config {path} has no get_runs(); run it with fedcodist run.")
@@ -132,7 +133,19 @@ def runs_of(module: types.ModuleType, path: str) -> list[str]:
         raise ConfigFileError(
             f"--config={path}: get_runs() must return names, no two the same, got {runs}."
         )
+    of_folder: dict[str, str] = {}
+    for run in runs:
+        if (first := of_folder.setdefault(folder := run_folder_name(run), run)) != run:
+            raise ConfigFileError(
+                f"--config={path}: get_runs() must return names of different folders, got {first!r} and "
+                f"{run!r}, which are both {folder!r}."
+            )
     return runs
+
+
+def run_folder_name(run: str) -> str:
+    """The run's name as a folder: 'merged,4700' becomes 'merged-4700'."""
+    return run.replace(",", "-")
 
 
 def _run(argument: str, file: str | None, call: Callable[[], Result]) -> Result:

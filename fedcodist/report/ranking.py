@@ -65,10 +65,11 @@ class Entry(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Mean over the seeds of the difference to the baseline, and half of its 95 % interval."""
+    """Mean of the difference to the baseline over the seeds of both, and half of its 95 % interval."""
 
     mean: float
     half_width: float | None
+    seeds: int
 
 
 class UnknownMetric(ValueError):
@@ -240,13 +241,20 @@ def _over_runs(runs: Sequence[Sequence[Entry]]) -> list[Entry]:
 
 def _over_seeds(entries: Sequence[Entry]) -> Entry:
     value_of: dict[int, float] = {}
+    counted = []  # how many seeds of each entry
     for entry in entries:
+        before = len(value_of)
         for seed, value in zip(entry.seeds, entry.accuracies, strict=True):
             value_of.setdefault(seed, value)
+        counted.append(len(value_of) - before)
 
     def mean(values: Iterable[float]) -> float:
-        weighted = (len(e.seeds) * value for e, value in zip(entries, values, strict=True))
-        return sum(weighted) / sum(len(entry.seeds) for entry in entries)
+        pairs = zip(counted, values, strict=True)
+        return sum(seeds * value for seeds, value in pairs if seeds) / len(value_of)
+
+    def total(seconds: Iterable[float]) -> float:
+        own = zip(counted, entries, seconds, strict=True)
+        return sum(seeds / len(entry.seeds) * each for seeds, entry, each in own if seeds)
 
     return entries[0]._replace(
         accuracies=tuple(value_of.values()),
@@ -256,8 +264,8 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
         run_examples=mean(entry.run_examples for entry in entries),
         client_flops=mean(entry.client_flops for entry in entries),
         server_flops=mean(entry.server_flops for entry in entries),
-        seconds=sum(entry.seconds for entry in entries),
-        seconds_per_round=sum(entry.seconds_per_round for entry in entries),
+        seconds=total(entry.seconds for entry in entries),
+        seconds_per_round=total(entry.seconds_per_round for entry in entries),
         epsilon=largest_epsilon(entry.epsilon for entry in entries),
     )
 
@@ -310,7 +318,8 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not differences or not is_defined(differences):
         return None
-    return Difference(statistics.fmean(differences), student_half_width(differences))
+    mean, half_width = statistics.fmean(differences), student_half_width(differences)
+    return Difference(mean, half_width, len(differences))
 
 
 def _compared_as(entry: Entry) -> str:

@@ -73,8 +73,12 @@ def ranking_table(
     headings += ["seeds"] if several_counts else []
     headings += [*(["epsilon"] if is_private else []), *costs]
     rows, values = [], []
+    fewer: dict[str, str] = {}  # notes by run
     for entry in shown:
         estimate = difference(entry, compared, baseline)
+        if estimate and estimate.seeds < len(entry.seeds):
+            count = f"{estimate.seeds} of the {len(entry.seeds)} seeds of {entry.run}"
+            fewer[entry.run] = f"to {baseline}: only {count} are {baseline}'s too"
         shared = stood_for[entry.run, entry.shared].accuracies if entry.shared else None
         rows.append(
             [
@@ -96,7 +100,7 @@ def ranking_table(
         )
         values.append(_values(entry, estimate, shared))
     notes = [*_about_spreads(shown, baseline, metric), *_without_pairs(shown, baseline, compared)]
-    notes += [budget(shown), *_ABOUT_COSTS]
+    notes += [*fewer.values(), budget(shown), *_ABOUT_COSTS]
     notes += [_ABOUT_EPSILON] if is_private else []
     notes += _too_good(shown)
     about = {"metric": metric, "in_percent": is_share(metric), "baseline": baseline}
@@ -266,6 +270,7 @@ def _values(
         "shared_model_values": shared and list(shared),
         "difference": estimate and estimate.mean,
         "difference_half_width_95": estimate and estimate.half_width,
+        "difference_seeds": estimate and estimate.seeds,
         "client_examples": entry.examples,
         "megabytes": entry.megabytes,
         "client_flops": entry.client_flops,

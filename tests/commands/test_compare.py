@@ -239,7 +239,7 @@ def test_differences_are_within_seeds():
     # An ensemble is compared with the baseline's only model.
     assert difference(ENTRIES[4], ENTRIES, "fed_avg").mean == pytest.approx(13.0)
     one = [entry("a", (1.0,)), entry("b", (3.0,))]
-    assert difference(one[1], one, "a") == (2.0, None)
+    assert difference(one[1], one, "a") == (2.0, None, 1)
 
 
 def test_differences_are_to_the_main_head_of_a_baseline_with_heads():
@@ -479,6 +479,16 @@ def test_of_runs_with_other_seeds_the_largest_epsilon_is_shown():
     assert ranking._over_seeds(several).epsilon == 4.0
 
 
+def test_times_of_repeated_seeds_are_not_added():
+    """Their values count once."""
+    three = entry("fed_avg", (50.0, 60.0, 70.0))._replace(seconds=30.0, seconds_per_round=0.3)
+    again = entry("fed_avg", (60.0,))._replace(seeds=(1,), seconds=8.0, megabytes=9.0)
+    part = entry("fed_avg", (70.0, 80.0))._replace(seeds=(2, 3), seconds=20.0, megabytes=5.0)
+    joined = ranking._over_seeds([three, again, part])
+    assert joined.seeds == (0, 1, 2, 3) and joined.seconds == 40.0
+    assert joined.megabytes == 2.0 and joined.seconds_per_round == pytest.approx(0.3 + 0.0123 / 2)
+
+
 def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):
     write_party_run(tmp_path / "fd")
     entries = read_run("fd", tmp_path / "fd")
@@ -576,6 +586,11 @@ def test_differences_are_within_the_seeds_that_both_have():
     ]
     assert difference(entries[1], entries, "fed_avg").mean == 3.0
     assert difference(entries[2], entries, "fed_avg") is None
+    other = entry("scaffold", (65.0, 71.0, 72.0))._replace(seeds=(1, 2, 3))
+    assert difference(other, entries, "fed_avg").seeds == 2
+    (told,) = [n for n in ranking_table([other], "fed_avg", entries).notes if "only" in n]
+    assert told == "to fed_avg: only 2 of the 3 seeds of scaffold are fed_avg's too"
+    assert not any("only" in n for n in ranking_table(entries[:2], "fed_avg", entries).notes)
     text = drawn(ranked(entries, "fed_avg", None), "fed_avg", entries)
     assert "seeds" in text.splitlines()[2] and "3 seeds" not in text
 

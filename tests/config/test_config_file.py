@@ -103,7 +103,7 @@ def test_a_file_that_raises(name, refusal):
 
 @pytest.mark.parametrize("name", ["sweep", "compare"])
 @pytest.mark.parametrize(
-    "runs", ["None", "3", "[]", "[1]", "['a', 'a']", "['../a']", "['']", "1 / 0"]
+    "runs", ["None", "3", "[]", "[1]", "['a', 'a']", "['../a']", "['']", "1 / 0", "['a,b', 'a-b']"]
 )
 def test_runs_that_are_no_names(name, runs, refusal):
     refusal(name, HEAD.replace('["a", "b"]', runs) + "    return config\n")
