@@ -150,8 +150,7 @@ def write(document: Document) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_png(draw()))
     for path, text in document.texts.items():
-        if path.parent.name == PAGES.name:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from experiments.studies.document import load_results, main, render
+from experiments.studies.document import Document, load_results, main, render, write
 from experiments.studies.own_records import without_missing
 from experiments.studies.pages import Page
 from experiments.studies.verdicts import OPEN, Verdict
@@ -56,6 +56,12 @@ def test_rows_columns_and_sections_that_were_not_run_are_left_out():
 def test_a_page_of_which_everything_was_run_is_as_it_was():
     whole = "# A study\n\n## Table\n\n| a | b |\n| --- | --: |\n| one | 1.0 |\n"
     assert without_missing(page(whole)).text == whole
+
+
+def test_folders_of_the_output_are_made(tmp_path):
+    output = tmp_path / "new" / "RESULTS.md"
+    write(Document({output: "text", tmp_path / "runs.csv": "a,b"}, {}))
+    assert output.read_text() == "text"
 
 
 def test_own_records_of_a_paper_show_no_missing_numbers(tmp_path, capsys):
