@@ -4,14 +4,15 @@ r"""Runs one experiment from a config file.
 
 --config is a file, or the name of a config that comes with the package; :RUN after it is one of its
 runs. The same command continues a run that was stopped. On a CPU it starts one process per core. On
-several machines, each runs the command with --distributed or --coordinator (see BUILD.md).
+several machines, each runs the command with --distributed or --coordinator (see docs/running.md).
 `python -m fedcodist.commands.run --config FILE --workdir FOLDER` is the same.
 """
 
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -159,6 +160,8 @@ def _run(workdir: Path) -> int:
             raise
         return command_line.refuse(error)
     plan = {key: value for key, value in config.execution.items() if key != "processes"}
+    evaluations: list[Any] = []
+    callbacks.append(evaluations.append)
     try:
         if config.get("phases") is not None:
             start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value, prepared=prepared)
@@ -188,8 +191,15 @@ def _run(workdir: Path) -> int:
                 save_models(workdir / "kept", outcome.kept.variables, models, config.seed)
         except OSError as error:
             return command_line.refuse(error)
+        _tell_of_loggers(loggers, evaluations)
         print(f"run folder: {workdir}")
     return 0
+
+
+def _tell_of_loggers(loggers: Sequence[str] | None, evaluations: Sequence[Any]) -> None:
+    """Says so if loggers were named for a run that was finished already, of which they get nothing."""
+    if loggers and not evaluations:
+        print(f"the run was finished already: loggers ({', '.join(loggers)}) get nothing of it")
 
 
 def _data_note(config: ConfigDict, workdir: Path) -> "list[Callback]":

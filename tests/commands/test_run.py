@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from fedcodist.commands.run import _newest_checkpoint
+from fedcodist.commands.run import _newest_checkpoint, _tell_of_loggers
 from fedcodist.config.data_prepared import data_manifests
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
@@ -79,6 +79,16 @@ def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
             name = f"round_{round:08d}.msgpack"
             (checkpoints / name).touch()
             assert _newest_checkpoint(tmp_path) == f"{part}/{name}".removeprefix("/")
+
+
+@pytest.mark.parametrize(
+    ("loggers", "evaluations", "is_told"),
+    [(("csv",), [], True), (("csv",), [[{"round": 1}]], False), (None, [], False), ([], [], False)],
+)
+def test_loggers_of_a_finished_run_are_told(loggers, evaluations, is_told, capsys):
+    _tell_of_loggers(loggers, evaluations)
+    line = "the run was finished already: loggers (csv) get nothing of it\n"
+    assert capsys.readouterr().out == (line if is_told else "")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", ""])
