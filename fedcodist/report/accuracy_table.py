@@ -188,7 +188,7 @@ def number(statistic: Statistic | None) -> str:
     """A metric that is no share, with its spread over seeds."""
     if statistic is None or not math.isfinite(statistic.mean):
         return "–"
-    return plus_minus(statistic.mean, statistic.spread)
+    return plus_minus(statistic.mean, statistic.spread, is_share=False)
 
 
 def human_bytes(count: int | None) -> str:

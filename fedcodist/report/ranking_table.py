@@ -84,10 +84,10 @@ def ranking_table(
             [
                 entry.run,
                 entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
-                _spread(entry.accuracies),
-                *([_spread(shared) if shared else ""] if has_shared else []),
+                _spread(entry.accuracies, metric),
+                *([_spread(shared, metric) if shared else ""] if has_shared else []),
                 *([entry.split.replace("_", " ")] if several_splits else []),
-                _to_baseline(entry, estimate, baseline),
+                _to_baseline(entry, estimate, baseline, metric),
                 *([str(len(entry.seeds))] if several_counts else []),
                 *([shown_epsilon(entry.epsilon)] if is_private else []),
                 UNDEFINED if math.isnan(entry.examples) else f"{entry.examples:,.0f}",
@@ -221,15 +221,15 @@ def _too_good(shown: Sequence[Entry]) -> list[str]:
     return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
 
 
-def _spread(values: Sequence[float]) -> str:
-    return mean_and_deviation(values) if is_defined(values) else UNDEFINED
+def _spread(values: Sequence[float], metric: str) -> str:
+    return mean_and_deviation(values, is_share(metric)) if is_defined(values) else UNDEFINED
 
 
-def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str) -> str:
+def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str, metric: str) -> str:
     """The difference as text; empty for the baseline itself."""
     if estimate is None:
         return "" if entry.run == baseline else UNDEFINED
-    return plus_minus(estimate.mean, estimate.half_width, is_difference=True)
+    return plus_minus(estimate.mean, estimate.half_width, True, is_share(metric))
 
 
 def _scaled(flops: float) -> str:

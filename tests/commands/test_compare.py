@@ -105,6 +105,9 @@ def test_of_losses_the_least_is_first_and_they_are_no_shares(metric):
     runs, text = shown_table(entries, metric=metric)
     assert runs == ["fed_prox", "fed_avg", "fed_df"]
     assert "%" not in text and "0.50" in text and "-2.00" in text and "the least is first" in text
+    small = [entry("fed_avg", (0.0031,)), entry("fed_prox", (0.0027,))]
+    text = shown_table(small, metric=metric)[1]
+    assert "0.0031" in text and "-0.00040" in text
 
 
 @pytest.mark.parametrize(

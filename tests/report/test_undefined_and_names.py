@@ -24,6 +24,7 @@ from fedcodist.report import (
 )
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
+from fedcodist.report.spread import plus_minus
 from fedcodist.tuning import tune
 from tests.report import test_report
 from tests.report.test_report import write_run
@@ -61,6 +62,27 @@ NAMES = ["<script>alert(1)</script> & co", "[/b] [red]x", r"$\frac{a$ and $", "a
 )
 def test_kinds_of_metrics(metric, lower, share):
     assert (lower_is_better(metric), is_share(metric)) == (lower, share)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "text"),
+    [
+        (0.0031, None, "0.0031"),
+        (0.0031, 0.0002, "0.00310 ± 0.00020"),
+        (0.6931, 0.0, "0.69 ± 0.00"),
+        (0.6931, 0.0123, "0.693 ± 0.012"),
+        (12.3456, 0.5, "12.35 ± 0.50"),
+        (-0.00012, 0.5, "-0.00 ± 0.50"),
+        (3.1e-9, 2e-10, "3.1e-09 ± 2.0e-10"),
+        (0.5, 1e-12, "0.500000 ± 0.000000"),
+        (0.0, None, "0.00"),
+    ],
+)
+def test_metrics_that_are_no_shares_keep_two_digits(mean, half_width, text):
+    """A loss of 0.0031 was shown as 0.00."""
+    assert plus_minus(mean, half_width, is_share=False) == text
+    shares = f"{mean:.2f}" + ("" if half_width is None else f" ± {half_width:.2f}")
+    assert plus_minus(mean, half_width) == shares
 
 
 def test_a_mean_over_rounds_leaves_out_those_without_clients():
