@@ -7,6 +7,7 @@ The config has `get_runs()`, with a run per method. All runs share data, seeds a
 differences to the baseline are taken within each seed. The options are those of `fedcodist sweep`. The
 same command continues a comparison that was stopped. Without a config, finished runs are compared: a RUN
 is a run folder or a folder that contains some, and runs that differ only in their seed are one method.
+Runs on other data than the baseline's, or on another split, are ranked without a difference to it.
 The table is also written to `report/` in the folder of the runs, as ranking.md, as ranking.json and at
 the top of report.html, which has curves. Notes under the table explain its numbers;
 `fedcodist.report.flops` explains FLOPs.
