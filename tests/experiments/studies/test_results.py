@@ -1423,7 +1423,8 @@ def test_no_such_folder(tmp_path, capsys):
 
 def test_an_output_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "results").mkdir()
-    status = results.main(["--results", f"{tmp_path}/results", "--output", f"{tmp_path}/no/R.md"])
+    (tmp_path / "file").write_text("")
+    status = results.main(["--results", f"{tmp_path}/results", "--output", f"{tmp_path}/file/R.md"])
     line = capsys.readouterr().err
     assert status == 2 and line.startswith("error: cannot write") and line.count("\n") == 1
 
