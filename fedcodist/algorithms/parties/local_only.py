@@ -77,7 +77,8 @@ def local_only(
       gradient_hook: (gradient, params) -> gradient, such as a penalty's.
       hyper: the learning rate.
       execution: how parties of one architecture are executed.
-      name: the name in tables.
+      name: the name in tables. Keys of batches and augmentation are derived from it, so that two such
+        phases of one run do not draw the same.
 
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
