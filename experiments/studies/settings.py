@@ -37,6 +37,9 @@ UNREAD: dict[str | None, tuple[str, ...]] = {
 }
 
 
+_FOUND: dict[tuple[int, str | None], tuple[Mapping[str, Any], Settings]] = {}
+
+
 def method_of(record: Record) -> str | None:
     """The name of the run's algorithm."""
     return record.config.get("algorithm", {}).get("name")
@@ -47,6 +50,14 @@ def settings(record: Record, model: str | None = None) -> Settings:
 
     With `model`, those on which this model's results depend, since FedAvg trains every model by itself.
     """
+    # Every record is compared with every other one. The config is kept too: its id is its own meanwhile.
+    key = (id(record.config), model)
+    if key not in _FOUND:
+        _FOUND[key] = (record.config, _settings(record, model))
+    return _FOUND[key][1]
+
+
+def _settings(record: Record, model: str | None) -> Settings:
     method = method_of(record)
     # A setting that is not set is treated like one that the config did not have at that time.
     set_ = {
