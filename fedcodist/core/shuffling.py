@@ -33,19 +33,9 @@ def permuted_positions(
     positions = jnp.asarray(positions).astype(jnp.uint32) % size
     epoch = jnp.asarray(epoch).astype(jnp.uint32)
     bits = 32 - jax.lax.clz(size - 1)
-    left_bits, right_bits = bits // 2, bits - bits // 2
-    left_mask = (jnp.uint32(1) << left_bits) - 1
-    right_mask = (jnp.uint32(1) << right_bits) - 1
     salts = jax.random.bits(key, (2 * _FEISTEL_ROUNDS,), jnp.uint32)
     epoch_salt = _mix(epoch * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
-
-    def encrypt(value: jax.Array) -> jax.Array:
-        left, right = value >> right_bits, value & right_mask
-        for index in range(_FEISTEL_ROUNDS):
-            left ^= _mix(right + salts[2 * index] + epoch_salt) & left_mask
-            right ^= _mix(left + salts[2 * index + 1] + epoch_salt) & right_mask
-        return (left << right_bits) | right
-
+    encrypt = lambda value: _encrypted(value, bits, salts, epoch_salt)
     # The network permutes the next power of two. Values outside `range(size)` are encrypted again until
     # they are inside, which is still a permutation.
     walked = jax.lax.while_loop(
@@ -136,6 +126,23 @@ def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Arr
     return by_class[jnp.asarray((np.cumsum(sizes) - sizes)[group].astype(np.int32)) + drawn]
 
 
+# Compiled by itself, so that programs are traced faster: they have the network many times.
+@jax.jit
+def _encrypted(
+    value: jax.Array, bits: jax.Array, salts: jax.Array, epoch_salt: jax.Array
+) -> jax.Array:
+    """The Feistel network's permutation of the numbers of `bits` bits."""
+    left_bits, right_bits = bits // 2, bits - bits // 2
+    left_mask = (jnp.uint32(1) << left_bits) - 1
+    right_mask = (jnp.uint32(1) << right_bits) - 1
+    left, right = value >> right_bits, value & right_mask
+    for index in range(_FEISTEL_ROUNDS):
+        left ^= _mix(right + salts[2 * index] + epoch_salt) & left_mask
+        right ^= _mix(left + salts[2 * index + 1] + epoch_salt) & right_mask
+    return (left << right_bits) | right
+
+
+@jax.jit
 def _mix(value: jax.Array) -> jax.Array:
     """A 32-bit finaliser: every input bit flips every output bit with probability about one half."""
     value = (value ^ (value >> 16)) * jnp.uint32(0x7FEB352D)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_number
@@ -17,12 +19,10 @@ def load_digits() -> dict[str, np.ndarray]:
       ImportError: scikit-learn is missing; says how to install it.
     """
     check_installed("the digits data set", "sklearn", "digits")
-    from sklearn import datasets
-
-    digits = datasets.load_digits()
+    images, labels = _images_and_labels()
     return {
-        "image": digits.images.astype(np.uint8)[..., np.newaxis],
-        "label": digits.target.astype(np.int32),
+        "image": images.astype(np.uint8)[..., np.newaxis],
+        "label": labels.astype(np.int32),
     }
 
 
@@ -78,3 +78,11 @@ def load_digits_federated(
         "held_out": splits["held_out"],
         "test": splits["test"],
     }
+
+
+@functools.cache  # a text file, which takes longer to read than most uses of it
+def _images_and_labels() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    return digits.images, digits.target
