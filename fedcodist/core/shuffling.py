@@ -1,5 +1,7 @@
 """Random orders and random subsets in closed form, without time or memory per example."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,15 +83,7 @@ def sample_without_replacement(key: jax.Array, population: int, count: int) -> j
     """
     if not 1 <= count <= population:
         raise ValueError(f"count must be between 1 and population={population}, got {count}.")
-    last = jnp.arange(population - count, population, dtype=jnp.int32)
-    draws = jax.random.randint(key, (count,), 0, last + 1, dtype=jnp.int32)
-
-    def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
-        draw = draws[index]
-        taken = jnp.any(chosen == draw)
-        return chosen.at[index].set(jnp.where(taken, last[index], draw))
-
-    return jax.lax.fori_loop(0, count, step, jnp.full((count,), -1, jnp.int32))
+    return _sample(key, population, count)
 
 
 def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Array:
@@ -148,3 +142,17 @@ def _mix(value: jax.Array) -> jax.Array:
     value = (value ^ (value >> 16)) * jnp.uint32(0x7FEB352D)
     value = (value ^ (value >> 15)) * jnp.uint32(0x846CA68B)
     return value ^ (value >> 16)
+
+
+# Jitted by itself for the same reason as `_encrypted`.
+@functools.partial(jax.jit, static_argnames=("population", "count"))
+def _sample(key: jax.Array, population: int, count: int) -> jax.Array:
+    last = jnp.arange(population - count, population, dtype=jnp.int32)
+    draws = jax.random.randint(key, (count,), 0, last + 1, dtype=jnp.int32)
+
+    def step(index: jax.Array, chosen: jax.Array) -> jax.Array:
+        draw = draws[index]
+        taken = jnp.any(chosen == draw)
+        return chosen.at[index].set(jnp.where(taken, last[index], draw))
+
+    return jax.lax.fori_loop(0, count, step, jnp.full((count,), -1, jnp.int32))
