@@ -136,7 +136,6 @@ def _encrypted(
     return (left << right_bits) | right
 
 
-@jax.jit
 def _mix(value: jax.Array) -> jax.Array:
     """A 32-bit finaliser: every input bit flips every output bit with probability about one half."""
     value = (value ^ (value >> 16)) * jnp.uint32(0x7FEB352D)
