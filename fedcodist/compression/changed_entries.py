@@ -31,8 +31,8 @@ def changed_entries() -> Compressor:
 
     def payload(vector: jax.Array) -> jax.Array:
         whole = tree_bytes(vector)
-        # The product is taken where it is the smaller one: elsewhere it may be beyond 32 bits.
-        return jnp.where(count(vector) >= whole // 8, whole, 8 * count(vector))
+        # Counts are compared, not bytes: those of many entries are beyond 32 bits.
+        return jnp.where(count(vector) < whole / 8, 8 * count(vector), whole)
 
     def pack(vector: jax.Array | np.ndarray) -> dict[str, np.ndarray]:
         vector = np.asarray(vector)

@@ -483,6 +483,16 @@ def test_changed_entries_are_lossless_and_cost_what_they_are():
             compressor.unpack(arrays, dense)
 
 
+@pytest.mark.parametrize("size", range(1, 12))
+def test_every_number_of_changed_entries_costs_what_is_sent(size):
+    """Also where the bytes of all values are no multiple of those of an entry."""
+    compressor = changed_entries()
+    for entries in range(size + 1):
+        vector = jnp.asarray(np.arange(size) < entries, jnp.float32)
+        sent = sum(array.nbytes for array in compressor.pack(vector).values())
+        assert compressor.payload(vector) == sent == min(8 * entries, 4 * size)
+
+
 @pytest.mark.slow
 def test_bytes_of_many_changed_entries_stay_within_32_bits():
     vector = jnp.ones(2**28, jnp.int8)
