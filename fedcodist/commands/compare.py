@@ -117,13 +117,13 @@ def _chosen_runs(settings: argparse.Namespace) -> list[str]:
 
 def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Compares runs that are there already; returns the exit status. Raises ValueError for a mistake."""
-    for name in (argument.split("=")[0] for argument in arguments if argument.startswith("-")):
-        if not name.startswith("--config."):
-            nearest = command_line.nearest_name(name, _OF_FOLDERS)
-            raise ValueError(f"{name} is no option for folders of runs; did you mean {nearest}?")
-        raise ValueError(f"{name} is an option of runs that --config describes.")
+    given = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
+    if unknown := [name for name in given if not name.startswith("--config.")]:
+        nearest = command_line.nearest_name(unknown[0], _OF_FOLDERS)
+        raise ValueError(f"{unknown[0]} is no option for folders of runs; did you mean {nearest}?")
     options = {"--workdir": settings.workdir, "--only": settings.only, "--list": settings.list}
-    if given := [name for name, value in options.items() if value]:
+    given += [name for name, value in options.items() if value]
+    if given:
         raise ValueError(f"{given[0]} is an option of runs that --config describes.")
     if not arguments:
         raise ValueError("give --config and --workdir, or run folders that are to be compared.")

@@ -192,15 +192,6 @@ def _number(**limits: float) -> Check:
     return lambda path, value: check_number(path, value, **limits)
 
 
-def _below_one(**limits: float) -> Check:
-    def check(path: str, value: Any) -> None:
-        check_number(path, value, **limits)
-        if value >= 1:
-            raise ValueError(f"{path} must be below 1, got {shown(value)}.")
-
-    return check
-
-
 def _or_none(check: Check) -> Check:
     return lambda path, value: None if value is None else check(path, value)
 
@@ -386,7 +377,7 @@ ALLOWED: dict[str, Check] = {
     "training.compression.gradient_spectra": check_boolean,
     "training.privacy.clip": _number(above=0),
     "training.privacy.epsilon": _or_none(_number(above=0)),
-    "training.privacy.delta": _below_one(above=0),
+    "training.privacy.delta": _number(above=0, below=1),
     "training.privacy.noise_multiplier": _or_none(_RATE),
     "training.privacy.noise": check_text,
     "training.privacy.bands": _or_none(_whole()),
@@ -408,7 +399,7 @@ ALLOWED: dict[str, Check] = {
     "training.secure_sum.max_weight": _or_none(_number(above=0)),
     "training.secure_sum.bits": _whole(),
     "training.secure_sum.masks": check_boolean,
-    "training.secure_sum.dropout": _below_one(low=0),
+    "training.secure_sum.dropout": _number(low=0, below=1),
     # pools
     "pools.*.model": check_text,
     "pools.*.fraction": _SHARE,
@@ -490,7 +481,7 @@ ALLOWED: dict[str, Check] = {
     "algorithm.output_penalty": _RATE,
     "algorithm.privacy.clip": _number(above=0),
     "algorithm.privacy.epsilon": _or_none(_number(above=0)),
-    "algorithm.privacy.delta": _below_one(above=0),
+    "algorithm.privacy.delta": _number(above=0, below=1),
     "algorithm.privacy.noise_multiplier": _or_none(_RATE),
     "algorithm.epochs": _whole(),
     "algorithm.digest_batch_size": _whole(),

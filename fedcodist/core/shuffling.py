@@ -120,7 +120,7 @@ def stratified_sample(key: jax.Array, labels: np.ndarray, count: int) -> jax.Arr
     return by_class[jnp.asarray((np.cumsum(sizes) - sizes)[group].astype(np.int32)) + drawn]
 
 
-# Compiled by itself, so that programs are traced faster: they have the network many times.
+# Jitted, so that it is traced once for a shape. Programs have the network many times.
 @jax.jit
 def _encrypted(
     value: jax.Array, bits: jax.Array, salts: jax.Array, epoch_salt: jax.Array
@@ -143,7 +143,7 @@ def _mix(value: jax.Array) -> jax.Array:
     return value ^ (value >> 16)
 
 
-# Jitted by itself for the same reason as `_encrypted`.
+# Jitted for the same reason as `_encrypted`.
 @functools.partial(jax.jit, static_argnames=("population", "count"))
 def _sample(key: jax.Array, population: int, count: int) -> jax.Array:
     last = jnp.arange(population - count, population, dtype=jnp.int32)

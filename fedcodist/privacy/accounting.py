@@ -194,9 +194,7 @@ def relation(pools: Mapping[str, PrivateCohorts]) -> str:
 
 def check_delta(name: str, delta: Any) -> None:
     """Raises ValueError or TypeError that names the argument unless delta is in (0, 1)."""
-    check_number(name, delta, above=0)
-    if delta >= 1:
-        raise ValueError(f"{name} must be below 1, got {delta}.")
+    check_number(name, delta, above=0, below=1)
 
 
 def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None) -> None:

@@ -96,11 +96,8 @@ def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float = 0.95
     """
     check_integer("guesses.correct", guesses.correct, low=0, high=guesses.made)
     check_integer("guesses.made", guesses.made, low=0, high=guesses.canaries)
-    check_number("delta", delta, low=0)
-    check_number("confidence", confidence, above=0)
-    for name, value in (("delta", delta), ("confidence", confidence)):
-        if value >= 1:
-            raise ValueError(f"{name} must be below 1, got {value}.")
+    check_number("delta", delta, low=0, below=1)
+    check_number("confidence", confidence, above=0, below=1)
     is_refuted = lambda epsilon: p_value(guesses, epsilon, delta) < 1 - confidence
     if not is_refuted(0.0):
         return 0.0

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import keys
-from fedcodist.core.checks import check_number, shown
+from fedcodist.core.checks import check_number
 from fedcodist.privacy.secure_sum_bytes import sharing_bytes, unmasking_bytes
 
 LEAST_THRESHOLD = 2  # a sum of one vector would be this vector
@@ -31,9 +31,7 @@ class Attendance(NamedTuple):
 
 def check_dropout(dropout: float) -> None:
     """Raises ValueError or TypeError that names the argument unless it is a number in [0, 1)."""
-    check_number("dropout", dropout, low=0)
-    if dropout >= 1:
-        raise ValueError(f"dropout must be below 1, got {shown(dropout)}.")
+    check_number("dropout", dropout, low=0, below=1)
 
 
 def drops_out(client: jax.Array, key: jax.Array, dropout: float) -> jax.Array:

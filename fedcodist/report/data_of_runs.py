@@ -39,7 +39,8 @@ def other_data(ours: DataOfRun | None, theirs: DataOfRun | None) -> str:
     if common and all(ours.checksums[name] == theirs.checksums[name] for name in common):
         return ""
     both = (ours.settings, theirs.settings)
-    for key in differing_keys(both):
-        first, second = (shown_setting(settings, key) for settings in both)
-        return f"{key} = {first} in place of {second}"
-    return "other examples" if common else ""
+    differing = differing_keys(both)
+    if not differing:
+        return "other examples" if common else ""
+    first, second = (shown_setting(settings, differing[0]) for settings in both)
+    return f"{differing[0]} = {first} in place of {second}"

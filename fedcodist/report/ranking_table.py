@@ -152,11 +152,11 @@ def budget(shown: Sequence[Entry]) -> str:
         runs_of.setdefault(entry.shared or entry.model, set()).add(entry.run)
     runs = {entry.run for entry in counted}
     alone = runs.difference(*(among for among in runs_of.values() if len(among) > 1))
+    # Models of other names are no pairs. Then whole runs are compared.
+    of_whole_runs = len(runs) > 1 and bool(alone)
     compared: dict[str, list[float]] = {}
     for entry in counted:
-        if (
-            alone and len(runs) > 1
-        ):  # models of other names are no pairs, so whole runs are compared
+        if of_whole_runs:
             compared.setdefault("", []).append(entry.run_examples)
         else:
             counts = compared.setdefault(entry.shared or entry.model, [])
@@ -229,7 +229,8 @@ def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str, metri
     """The difference as text; empty for the baseline itself."""
     if estimate is None:
         return "" if entry.run == baseline else UNDEFINED
-    return plus_minus(estimate.mean, estimate.half_width, True, is_share(metric))
+    mean, half_width = estimate.mean, estimate.half_width
+    return plus_minus(mean, half_width, is_difference=True, is_share=is_share(metric))
 
 
 def _scaled(flops: float) -> str:

@@ -100,7 +100,7 @@ def test_what_it_cannot_do_is_said(method, settings, message):
     [
         (dict(clip=0.0), "algorithm.privacy.clip must be above 0, got 0"),
         (dict(epsilon=0.0), "algorithm.privacy.epsilon must be above 0, got 0"),
-        (dict(delta=1.0), "algorithm.privacy.delta must be below 1, got 1"),
+        (dict(delta=1.0), "algorithm.privacy.delta must be above 0 and below 1, got 1"),
         (dict(noise_multiplier=-1.0), "algorithm.privacy.noise_multiplier must be at least 0"),
     ],
 )

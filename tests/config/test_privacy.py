@@ -91,7 +91,10 @@ def test_examples_are_private_where_it_says_so():
             "training.privacy.noise_multiplier must be at least 0, got -1",
         ),
         (dict(delta=0.0), "training.privacy.delta must be above 0"),
-        (dict(delta=1.0, epsilon=8.0), "training.privacy.delta must be below 1, got 1.0."),
+        (
+            dict(delta=1.0, epsilon=8.0),
+            "training.privacy.delta must be above 0 and below 1, got 1.0.",
+        ),
         (dict(sampling="shuffled"), "training.privacy.sampling must be one of"),
         (
             dict(noise_multiplier=None),

@@ -50,8 +50,14 @@ def test_dropouts_are_as_the_config_says():
         (dict(bits=40), r"^training\.secure_sum\.bits must be at most 32, got 40"),
         (dict(bits=2), r"^training\.secure_sum\.bits must be enough for 8 clients"),
         (dict(max_weight=-1.0), r"^training\.secure_sum\.max_weight must be above 0"),
-        (dict(dropout=1.0), r"^training\.secure_sum\.dropout must be below 1, got 1\.0"),
-        (dict(dropout=-0.5), r"^training\.secure_sum\.dropout must be at least 0, got -0\.5"),
+        (
+            dict(dropout=1.0),
+            r"^training\.secure_sum\.dropout must be at least 0 and below 1, got 1\.0",
+        ),
+        (
+            dict(dropout=-0.5),
+            r"^training\.secure_sum\.dropout must be at least 0 and below 1, got -0\.5",
+        ),
         (dict(range=1.0), r"^training\.secure_sum\.range is not a setting of secure_sum"),
     ],
 )

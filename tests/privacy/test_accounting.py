@@ -240,8 +240,14 @@ def run_in(folder, method, rounds, settings):
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda: PrivacyBudget(0.0).check("privacy"), "privacy.delta must be above 0, got 0.0."),
-        (lambda: PrivacyBudget(1.0).check("privacy"), "privacy.delta must be below 1, got 1.0."),
+        (
+            lambda: PrivacyBudget(0.0).check("privacy"),
+            "privacy.delta must be above 0 and below 1, got 0.",
+        ),
+        (
+            lambda: PrivacyBudget(1.0).check("privacy"),
+            "privacy.delta must be above 0 and below 1, got 1.0.",
+        ),
         (lambda: PrivacyBudget(1e-5, -1.0).check("privacy"), "privacy.epsilon must be above 0"),
         (
             lambda: PrivacyBudget(1e-5, None, "rényi").check("privacy"),

@@ -78,7 +78,10 @@ def test_guesses_are_of_the_extreme_scores():
         ),
         (lambda: guesses_of([1.0, 2.0, 3.0], [True] * 3, 3), "made must be even, got 3"),
         (lambda: guesses_of([1.0, 2.0], [True] * 2, 4), "made must be at most 2, got 4"),
-        (lambda: epsilon_lower_bound(Guesses(2, 2, 2), 1.0), "delta must be below 1, got 1"),
+        (
+            lambda: epsilon_lower_bound(Guesses(2, 2, 2), 1.0),
+            "delta must be at least 0 and below 1, got 1",
+        ),
         (
             lambda: epsilon_lower_bound(Guesses(10, 10, 12), 0.1),
             "correct must be at most 10, got 12",

@@ -116,7 +116,7 @@ LEVELS, CHAIN_LAYERS = {"whole": HeteroFLLevel(CHAIN, np.arange(6), 6)}, ["layer
     [
         (lambda: example_private(0.0, 1.0), "clip must be above 0, got 0.0."),
         (lambda: example_private(1.0, -1.0), "noise_multiplier must be at least 0, got -1.0."),
-        (lambda: example_epsilon(1.0, 1, 1, 1.0), "delta must be below 1, got 1.0."),
+        (lambda: example_epsilon(1.0, 1, 1, 1.0), "delta must be above 0 and below 1, got 1.0."),
         (
             lambda: one_pool(averaging(microbatch=4)),
             "microbatch must divide the batch size 6, got 4.",

@@ -401,10 +401,10 @@ def test_epsilon_of_poisson_cohorts_would_be_too_small():
 @pytest.mark.parametrize(
     ("dropout", "message"),
     [
-        (-0.1, r"^dropout must be at least 0, got -0\.1\.$"),
-        (1.0, r"^dropout must be below 1, got 1\.0\.$"),
-        (np.nan, r"^dropout must be finite and at least 0, got nan\.$"),
-        ("some", r"^dropout must be a number at least 0, got 'some'\.$"),
+        (-0.1, r"^dropout must be at least 0 and below 1, got -0\.1\.$"),
+        (1.0, r"^dropout must be at least 0 and below 1, got 1\.0\.$"),
+        (np.nan, r"^dropout must be finite and at least 0 and below 1, got nan\.$"),
+        ("some", r"^dropout must be a number at least 0 and below 1, got 'some'\.$"),
     ],
 )
 def test_bad_input_is_one_line(dropout, message):
