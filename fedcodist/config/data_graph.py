@@ -119,6 +119,10 @@ def _digits(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
             "data.test_share and data.held_out_share must leave training images, got "
             f"{settings.test_share} and {share}."
         )
+    if share and first_train == num_tests:
+        raise ValueError(
+            f"data.held_out_share must be 0 or leave held-out images, got {share} of {count} images."
+        )
     train, test, held_out = (
         {name: column[np.sort(indices)] for name, column in digits.items()}
         for indices in (order[first_train:], order[:num_tests], order[num_tests:first_train])

@@ -155,9 +155,10 @@ def digits_public_private(
             f"{per_class} for each of {num_parties} parties."
         )
     watched = round(held_out_fraction * len(left))
-    if watched == len(left):
+    if watched == len(left) or (held_out_fraction and not watched):
+        empty = "the test set" if watched else "the held-out set"
         raise ValueError(
-            f"held_out_fraction must leave images for the test set, got {held_out_fraction} of "
+            f"held_out_fraction must leave images for {empty}, got {held_out_fraction} of "
             f"{len(left)} private images."
         )
     left = generator.permutation(left) if watched else left

@@ -90,10 +90,13 @@ def test_what_is_held_out_leaves_private_and_public_images_as_they_were():
     np.testing.assert_array_equal(one.private.columns["image"], other.private.columns["image"])
 
 
-def test_more_than_there_is_cannot_be_held_out():
+def test_a_share_that_leaves_a_part_empty_is_refused():
     config = digits_mhd.get_config()
     config.data.held_out_share = 0.9
     with pytest.raises(ValueError, match=r"test_share and data.held_out_share must leave .* 0\.9"):
+        load_data(config.data)
+    config.data.held_out_share = 1e-9
+    with pytest.raises(ValueError, match=r"held_out_share must be 0 or leave held-out images, got 1e-09"):
         load_data(config.data)
     config.data.held_out_share = -0.1
     with pytest.raises(ValueError, match=r"data.held_out_share must be at least 0"):

@@ -217,6 +217,10 @@ def test_labels_are_looked_up(classes, first):
             "held_out_fraction must leave images for the test set, got 0.9999 of 642 private images",
         ),
         (
+            lambda: digits_public_private(held_out_fraction=1e-9),
+            "held_out_fraction must leave images for the held-out set, got 1e-09 of 642 private images",
+        ),
+        (
             lambda: digits_public_private(6, 30, public_classes=range(9)),
             "per_class must leave private images for the test set, got 30 for each of 6 parties",
         ),
