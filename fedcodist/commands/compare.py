@@ -9,7 +9,7 @@ same command continues a comparison that was stopped. Without a config, finished
 is a run folder or a folder that contains some, and runs that differ only in their seed are one method.
 Runs on other data than the baseline's, or on another split, are ranked without a difference to it.
 The table is also written to `report/` in the folder of the runs, as ranking.md, as ranking.json and at
-the top of report.html, which has curves. Notes under the table explain its numbers;
+the top of report.html, which has curves of the metric. Notes under the table explain its numbers;
 `fedcodist.report.flops` explains FLOPs.
 
 If every party has a model, the mean accuracy of all parties is ranked, and costs are those of all
@@ -38,7 +38,7 @@ from fedcodist.commands.evaluated_names import EvaluatedNames, evaluated_names
 from fedcodist.config import command_line
 from fedcodist.config.config_file import ConfigFileError, config_path, run_folder_name
 from fedcodist.core import child_processes
-from fedcodist.report.collection import Collection, collect
+from fedcodist.report.collection import Collection, collect, with_metric
 from fedcodist.report.ranking import (
     Entry,
     UnknownMetric,
@@ -168,7 +168,7 @@ def _rank(
         console.width = max(console.width, 180)
     ranking = ranking_table(shown, baseline, entries, settings.metric)
     console.print(for_terminal(ranking))
-    return report.show_report(collection, output, ranking=ranking)
+    return report.show_report(with_metric(collection, settings.metric), output, ranking=ranking)
 
 
 def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:

@@ -98,6 +98,14 @@ def collect(paths: Iterable[Path | str], metric: str | None = None) -> Collectio
     return Collection(methods, _models(runs), _splits(runs, metric), tuple(notes), metric)
 
 
+def with_metric(collection: Collection, metric: str) -> Collection:
+    """The collection with this metric in place of its own, if one of its runs has it."""
+    runs = [run for method in collection.methods for run in method.runs]
+    if metric not in _metrics(runs):
+        return collection
+    return collection._replace(metric=metric, splits=_splits(runs, metric))
+
+
 def curve(method: Method, model: str, split: str, metric: str) -> Curve:
     """A metric's mean and spread over a method's seeds; empty where it was not measured."""
     by_seed = []

@@ -581,6 +581,26 @@ def test_folders_of_runs_are_compared_and_runs_of_one_method_joined(tmp_path, ca
     assert again["rows"][0]["seeds"] == [1, 0] and again["baseline"] == "fed_sdd"
 
 
+def test_the_report_shows_the_metric_that_ranks(tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["final"]["main"]["test"]["f_score"] = [0.625, 0.625]
+    path.write_text(json.dumps(summary))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
+        for seed in (0, 1):
+            line = {"round": 10, "model": "main", "split": "test", "seed": seed, "f_score": 0.625}
+            print(json.dumps(line), file=lines)
+    shown = []
+    monkeypatch.setattr(
+        compare.report, "show_report", lambda collection, *_, **__: shown.append(collection) or 0
+    )
+    for option in ("--metric=f_score", "--metric=accuracy"):
+        assert compare.main([str(tmp_path / "run"), option]) == 0
+    assert [collection.metric for collection in shown] == ["f_score", "accuracy"]
+    assert [collection.splits for collection in shown] == [("test",), ("test", "held_out")]
+
+
 def test_differences_are_within_the_seeds_that_both_have():
     entries = [
         entry("fed_avg", (50.0, 60.0, 70.0)),
