@@ -44,7 +44,7 @@ other simulators, and with a plain PyTorch loop, for the same work. `make bench-
 others. `make bench` repeats all measurements and writes this page. `make bench-check` says whether
 rounds of FedAvg (digits, cnn_small, cnn_large) have become slower. This command compares a single
 program with ours: `python benchmarks/side_by_side.py --only fedjax`. The other names are `torch_loop`,
-`pfl_research` and `flower`.
+`pfl_research`, `flower` and `htfllib`.
 
 - All programs start from the same weights and train the same clients on the same examples.
   `python benchmarks/side_by_side.py --check` compares their weights after one round, in which all visit

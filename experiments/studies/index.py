@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.studies.pages import Notes, Page, found
+from experiments.studies.pages import THESE_RUNS, Notes, Page, found
 from experiments.studies.verdicts import DID_NOT_HOLD, HELD, verdict_table
 
 
@@ -12,7 +12,7 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
     parts = [
         "<!-- Written by `python -m experiments.studies`; the prose is in experiments/studies/. -->",
         "# Results",
-        found(notes, "these runs"),
+        found(notes, THESE_RUNS),
         # What the verdicts and their numbers are.
         notes[""] if any(page.verdicts for page in pages) else "",
     ]

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from experiments.studies.pages import Page
 from experiments.studies.sections.cells import NOT_RUN, OTHER_SETTINGS
 from experiments.studies.sections.endings import NOT_RUN as NOT_RUN_HEADING
-from experiments.studies.verdicts import OPEN
+from experiments.studies.verdicts import OPEN, verdict_table
 
 _MISSING = (NOT_RUN, OTHER_SETTINGS, OPEN, "runs missing")
-_OURS, _PAPER = ": ours", ": paper"
+_OURS = ": ours"
 
 
 class Section(NamedTuple):
@@ -27,13 +27,14 @@ class Section(NamedTuple):
 
 def without_missing(page: Page) -> Page:
     """The page without what was not run, and without verdicts that need it."""
-    sections = _sections(page.text)
+    verdicts = [verdict for verdict in page.verdicts if verdict.word != OPEN]
+    of_all, of_these = ("\n\n".join(verdict_table(each)) for each in (page.verdicts, verdicts))
+    sections = _sections(page.text.replace(of_all, of_these, 1) if of_all else page.text)
     kept = _without_empty([(section, _shown(section.blocks)) for section in sections])
     parts = [
         "\n\n".join(([section.heading] if section.heading else []) + section.blocks)
         for section in kept
     ]
-    verdicts = [verdict for verdict in page.verdicts if verdict.word != OPEN]
     return page._replace(parts=parts, verdicts=verdicts, not_run=())
 
 
@@ -57,13 +58,19 @@ def _shown(blocks: Sequence[str]) -> list[str]:
 
 
 def _table(table: str) -> str:
-    """A Markdown table without rows and columns that were not run; '' if nothing is left."""
+    """A Markdown table without rows and columns that were not run; '' if nothing is left.
+
+    With a column "X: ours", all columns "X: ..." go.
+    """
     head, rule, *body = [_cells(line) for line in table.splitlines()]
     ours = [place for place, name in enumerate(head) if name.endswith(_OURS)]
     body = [row for row in body if not _is_missing([row[place] for place in ours] or row, ours)]
-    empty = {head[place] for place in ours if all(row[place] in _MISSING for row in body)}
-    empty |= {name.removesuffix(_OURS) + _PAPER for name in empty}
-    places = [place for place, name in enumerate(head) if name not in empty]
+    empty = tuple(
+        head[place].removesuffix(_OURS) + ": "
+        for place in ours
+        if all(row[place] in _MISSING for row in body)
+    )
+    places = [place for place, name in enumerate(head) if not name.startswith(empty)]
     rows = [[row[place] for place in places] for row in (head, rule, *body)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) if body else ""
 
@@ -79,7 +86,10 @@ def _cells(line: str) -> list[str]:
 
 
 def _without_empty(sections: Sequence[tuple[Section, list[str]]]) -> list[Section]:
-    """The sections, without those that lost all their tables or all sections beneath them."""
+    """The sections, without those that lost all their tables or all sections beneath them.
+
+    The page's title and what follows it stay.
+    """
     kept: list[Section] = []
     for section, blocks in reversed(sections):
         has_table = lambda lines: any(line.startswith("|") for line in lines)
@@ -88,9 +98,9 @@ def _without_empty(sections: Sequence[tuple[Section, list[str]]]) -> list[Sectio
         has_lost_all = bool(beneath) and not any(
             other.heading == own.heading for other in kept for own in beneath
         )
-        if section.level and section.heading.strip("# ") == NOT_RUN_HEADING:
+        if section.heading.strip("# ") == NOT_RUN_HEADING:
             continue
-        if section.level and (is_lost or (has_lost_all and not has_table(blocks))):
+        if section.level > 1 and (is_lost or (has_lost_all and not has_table(blocks))):
             continue
         kept.insert(0, section._replace(blocks=blocks))
     return kept

@@ -17,6 +17,7 @@ Plots = dict[str, Callable[[], "Figure"]]
 Notes = Mapping[str, str]
 FOUND = "Found: "
 IN_SHORT = "In short"
+THESE_RUNS = "these runs"
 
 
 class Page(NamedTuple):
@@ -78,4 +79,5 @@ def found(notes: Notes, section: str) -> str:
 
 def first_screen(heading: str, notes: Notes, verdicts: Sequence[Verdict] = ()) -> list[str]:
     """A page's title, its result in short, its verdicts, and what is compared with what."""
-    return [f"# {heading}", found(notes, IN_SHORT), *verdict_table(verdicts), notes[""]]
+    of_page = (notes[""], found(notes, THESE_RUNS))
+    return [f"# {heading}", found(notes, IN_SHORT), *verdict_table(verdicts), *of_page]

@@ -14,10 +14,12 @@ def most_seeds(records: Iterable[Record]) -> Record | None:
     """A run's record with most rounds, then most seeds, then the newest; None if there is none.
 
     Records of the same settings without a common seed are joined into one, with the path, the command
-    and the commit of the first. Records with heads or spectra are not joined.
+    and the commit of the first. Of several records of a seed the newest is joined. Records with heads or
+    spectra are not joined.
     """
     found: list[Record] = []
-    for record in sorted(records, key=lambda r: (r.seeds, r.date or "")):
+    newest_first = sorted(records, key=lambda record: record.date or "", reverse=True)
+    for record in sorted(newest_first, key=lambda record: record.seeds):
         place = next((i for i, other in enumerate(found) if _are_parts(other, record)), None)
         if place is None:
             found.append(record)

@@ -61,7 +61,10 @@ def _scaled(records: Sequence[Record]) -> str:
         has_ensemble = row.run.startswith(("fed_sdd", "no_", "basic"))
         of_ensemble = _beside(records, scaled(row.run, "ensemble"), row.ensemble)
         rows.append([*cells, *(of_ensemble if has_ensemble else ("", ""))])
-    return table(["Method", "Main model: ours", "paper", "Ensemble: ours", "paper"], rows)
+    columns = [
+        f"{model}: {whose}" for model in ("Main model", "Ensemble") for whose in ("ours", "paper")
+    ]
+    return table(["Method", *columns], rows)
 
 
 def _verdict(records: Sequence[Record], ordering: Ordering) -> Verdict:
@@ -85,7 +88,7 @@ def _verdict(records: Sequence[Record], ordering: Ordering) -> Verdict:
 def _table(records: Sequence[Record], shown: Table) -> list[str]:
     headings = ["Method"]
     for column in shown.columns:
-        headings += [f"{column}: ours", "paper"]
+        headings += [f"{column}: ours", f"{column}: paper"]
     rows, differences = [], []
     for row in shown.rows:
         rows.append([row.label])

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from experiments.studies.archive import Record
 from experiments.studies.pages import IN_SHORT, Notes, Page, first_screen, found
-from experiments.studies.samples import Sample, common_seeds, sample
-from experiments.studies.sections.cells import NOT_RUN, accuracy
+from experiments.studies.samples import Sample, common_seeds, equal_but, sample
+from experiments.studies.sections.cells import NOT_RUN, OTHER_SETTINGS, accuracy
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
 from experiments.studies.sections.markdown import table
@@ -53,6 +53,8 @@ STUDIES = (
 )
 EXPERIMENTS = tuple(dict.fromkeys(study.experiment for study in STUDIES))
 _SPLIT = "client_test"
+# Settings in which methods may differ: data, rounds and networks are equal.
+_OF_METHODS = ("algorithm.*", "training.*", "pools.*")
 _METRICS = ("accuracy_weighted", "accuracy", "accuracy_std", "accuracy_worst_tenth")
 
 
@@ -155,6 +157,8 @@ def _gain(records: Sequence[Record], study: Study, ours: Sample) -> str:
     other = _sample(records, study, study.baseline, of_baseline[0], _METRICS[0])
     if other is None or (ours.records == other.records and ours.values == other.values):
         return ""
+    if not equal_but(ours, other, _OF_METHODS):
+        return OTHER_SETTINGS
     differences = [a - b for a, b in common_seeds(ours, other)]
     return mean_difference(differences) if len(differences) > 1 else ""
 
