@@ -96,7 +96,9 @@ def test_a_share_that_leaves_a_part_empty_is_refused():
     with pytest.raises(ValueError, match=r"test_share and data.held_out_share must leave .* 0\.9"):
         load_data(config.data)
     config.data.held_out_share = 1e-9
-    with pytest.raises(ValueError, match=r"held_out_share must be 0 or leave held-out images, got 1e-09"):
+    with pytest.raises(
+        ValueError, match=r"held_out_share must be 0 or leave held-out images, got 1e-09"
+    ):
         load_data(config.data)
     config.data.held_out_share = -0.1
     with pytest.raises(ValueError, match=r"data.held_out_share must be at least 0"):
