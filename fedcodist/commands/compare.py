@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
                 without.append(error)
         if without and baseline not in {entry.run for entry in entries}:
             raise without[0]
-        collection = collect(folders.values())
+        collection = with_metric(collect(folders.values()), settings.metric)
         return _rank(settings, baseline, entries, without, collection, settings.workdir / "report")
     except ValueError as error:
         return command_line.refuse(error)
@@ -128,7 +128,7 @@ def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> 
     if not arguments:
         raise ValueError("give --config and --workdir, or run folders that are to be compared.")
     folders = [Path(argument) for argument in arguments]
-    collection = collect(folders)
+    collection = with_metric(collect(folders), settings.metric)
     entries, without = read_methods(collection.methods, settings.metric, settings.split)
     baseline = _checked_baseline(settings.baseline, [entry.run for entry in entries])
     output = report.default_output(folders) / "report"
@@ -168,7 +168,7 @@ def _rank(
         console.width = max(console.width, 180)
     ranking = ranking_table(shown, baseline, entries, settings.metric)
     console.print(for_terminal(ranking))
-    return report.show_report(with_metric(collection, settings.metric), output, ranking=ranking)
+    return report.show_report(collection, output, ranking=ranking)
 
 
 def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
