@@ -26,6 +26,8 @@ _OF_PARTIES = {"digits": "digits_private_parties", "CIFAR": "cifar100_private_pa
 _PARTIES = "FedMD"
 EXPERIMENTS = (*_OF_MODELS.values(), *_OF_PARTIES.values())
 _NO_NOISE = "inf"
+# Budget -> the beginning of its columns' headings.
+_COLUMNS = {e: "no noise" if e == _NO_NOISE else f"epsilon {e}" for e in EPSILONS}
 # FedSDD has one model; its accuracy is that of the distilled main model.
 _MODELS = {"fed_sdd": ("main",)}
 _TWO_MODELS = ("small", "large")
@@ -62,35 +64,40 @@ def privacy(records: Sequence[Record], notes: Notes) -> Page:
 
 
 def _tables(firsts: tuple[str, ...], rows: Sequence[_Row], compared_with: str) -> list[str]:
-    """Accuracies and gains at each budget, and the gains at each epsilon less those without noise."""
-    columns = {
-        epsilon: "no noise" if epsilon == _NO_NOISE else f"epsilon {epsilon}"
-        for epsilon in EPSILONS
-    }
-    headings, questions = list(firsts), list(firsts)
-    for epsilon, column in columns.items():
+    """The accuracies and gains at each budget, and the answers to the page's question."""
+    headings = list(firsts)
+    for column in _COLUMNS.values():
         headings += [f"{column}: ours", f"{column}: over {compared_with}"]
-        questions += [] if epsilon == _NO_NOISE else [f"{column}: ours"]
-    lines, answers = [], []
+    lines = []
     for row in rows:
-        samples = {epsilon: (row.ours(epsilon), row.other(epsilon)) for epsilon in columns}
-        gains = {epsilon: _gains(*pair) for epsilon, pair in samples.items()}
-        line, answer = list(row.texts), list(row.texts)
-        for epsilon, (ours, other) in samples.items():
-            line += [
-                accuracy(ours),
-                OTHER_SETTINGS if _differ(ours, other) else _mean(gains[epsilon]),
-            ]
-            if epsilon != _NO_NOISE:
-                common = sorted(gains[epsilon].keys() & gains[_NO_NOISE].keys())
-                more = {seed: gains[epsilon][seed] - gains[_NO_NOISE][seed] for seed in common}
-                answer.append(_mean(more) or NOT_RUN)
+        line = list(row.texts)
+        for epsilon in _COLUMNS:
+            ours, other = row.ours(epsilon), row.other(epsilon)
+            gain = _mean(_gains(ours, other)) if _are_alike(ours, other) else OTHER_SETTINGS
+            line += [accuracy(ours), gain]
         lines.append(line)
-        if any(gains.values()):  # the baseline itself gains nothing
-            answers.append(answer)
+    return [table(headings, lines, texts=len(firsts)), *_answers(firsts, rows, compared_with)]
+
+
+def _answers(firsts: tuple[str, ...], rows: Sequence[_Row], compared_with: str) -> list[str]:
+    """The gains at each epsilon less those without noise; nothing if no row has a gain."""
+    noisy = {epsilon: column for epsilon, column in _COLUMNS.items() if epsilon != _NO_NOISE}
+    lines = []
+    for row in rows:
+        gains = {epsilon: _gains(row.ours(epsilon), row.other(epsilon)) for epsilon in _COLUMNS}
+        if not any(gains.values()):  # as those of the baseline itself
+            continue
+        plain = gains[_NO_NOISE]
+        more = [
+            {seed: gain - plain[seed] for seed, gain in gains[epsilon].items() if seed in plain}
+            for epsilon in noisy
+        ]
+        lines.append([*row.texts, *(_mean(of_epsilon) or NOT_RUN for of_epsilon in more)])
+    if not lines:
+        return []
+    headings = [*firsts, *(f"{column}: ours" for column in noisy.values())]
     about = f"**Gain over {compared_with} with noise, less that without noise**"
-    shown = [about, table(questions, answers, texts=len(firsts))] if answers else []
-    return [table(headings, lines, texts=len(firsts)), *shown]
+    return [about, table(headings, lines, texts=len(firsts))]
 
 
 def _of_model(records: Sequence[Record], experiment: str, method: str, model: str) -> _Row:
@@ -120,16 +127,16 @@ def _mean_over_parties(records: Sequence[Record], experiment: str, run: str) -> 
     return samples[0]._replace(values=tuple(map(statistics.fmean, values)))
 
 
-def _differ(ours: Sample | None, other: Sample | None) -> bool:
-    """Whether the runs have other settings, besides those of the method."""
-    if ours is None or other is None:
-        return False
-    return not equal_but(ours, other, (*OWN, *UNLABELLED))
+def _are_alike(ours: Sample | None, other: Sample | None) -> bool:
+    """Whether no settings differ but those of the method; also if a run is missing."""
+    return ours is None or other is None or equal_but(ours, other, (*OWN, *UNLABELLED))
 
 
 def _gains(ours: Sample | None, other: Sample | None) -> dict[int, float]:
     """The gain of each common seed; none for the baseline itself, and for models that it lacks."""
-    if not ours or not other or ours.records == other.records or _differ(ours, other):
+    if ours is None or other is None or ours.records == other.records:
+        return {}
+    if not _are_alike(ours, other):
         return {}
     seeds = sorted({*ours.seeds} & {*other.seeds})
     return {seed: a - b for seed, (a, b) in zip(seeds, common_seeds(ours, other), strict=True)}
