@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.studies.document import Document, load_results, main, render, write
 from experiments.studies.own_records import without_missing
 from experiments.studies.pages import Page
-from experiments.studies.verdicts import OPEN, Verdict
+from experiments.studies.verdicts import OPEN, Verdict, verdict_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = """# A study
@@ -51,6 +51,46 @@ def test_rows_columns_and_sections_that_were_not_run_are_left_out():
     )
     assert [verdict.word for verdict in shown.verdicts] == ["held"]
     assert shown.not_run == ()
+
+
+def test_the_title_stays_without_a_decided_verdict():
+    verdicts = [Verdict("it is open", OPEN, "Claim 1")]
+    of_all = "\n\n".join(verdict_table(verdicts))
+    whole = page(f"# A study\n\n{of_all}\n\nWhat it is.\n")._replace(verdicts=verdicts)
+    assert without_missing(whole).text == "# A study\n\nWhat it is.\n"
+
+
+def test_statements_are_counted_without_open_ones():
+    known = Verdict("it holds", "held", "Table 1")
+    more = Verdict("it holds too", "held", "Table 1", is_main=False)
+    verdicts = [known, more, Verdict("it is open", OPEN, "Claim 1")]
+    whole = page("# A study\n\n" + "\n\n".join(verdict_table(verdicts)) + "\n\nWhat it is.\n")
+    assert "All 3 statements" in whole.text
+    text = without_missing(whole._replace(verdicts=verdicts)).text
+    assert "All 2 statements: 2 held, 0 did not hold" in text and "it is open" not in text
+
+
+def test_columns_beside_one_that_was_not_run_go_with_it():
+    table = (
+        "| Method | 2: ours | 2: over FedAvg | 8: ours | 8: over FedAvg | 80: ours |\n"
+        "| --- | --: | --: | --: | --: | --: |\n"
+        "| FedKD | not run |  | 31.0 | +1.0 | 32.0 |\n"
+    )
+    shown = without_missing(page(f"# A study\n\n## Table 1\n\n{table}")).text
+    assert "| Method | 8: ours | 8: over FedAvg | 80: ours |" in shown
+    assert "| FedKD | 31.0 | +1.0 | 32.0 |" in shown
+
+
+def test_a_private_run_has_a_page_with_its_budget_only(tmp_path):
+    runs = tmp_path / "results" / "digits_private"
+    runs.mkdir(parents=True)
+    source = ROOT / "results" / "digits_private"
+    shutil.copy(next(iter(sorted(source.glob("fed_avg-8*.json")))), runs)
+    document = render(load_results(tmp_path / "results"), tmp_path / "RESULTS.md")
+    text = next(t for path, t in document.texts.items() if path.name == "privacy.md")
+    assert text.startswith("# Private methods\n")
+    assert "| Method | Model | epsilon 8: ours | epsilon 8: over FedAvg |" in text
+    assert "no noise: ours" not in text and "All runs have three seeds" not in text
 
 
 def test_a_page_of_which_everything_was_run_is_as_it_was():

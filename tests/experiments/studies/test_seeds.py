@@ -42,6 +42,17 @@ def whole(seeds):
     )
 
 
+@given(st.permutations(["old", "new", "next"]))
+def test_of_several_records_of_a_seed_the_newest_is_joined(order):
+    parts = {
+        "old": whole([0])._replace(date="2026-01-01", command="old"),
+        "new": whole([0])._replace(date="2026-01-02", command="new"),
+        "next": whole([1])._replace(date="2026-01-01", command="next"),
+    }
+    found = most_seeds([parts[name] for name in order])
+    assert (found.command, found.seeds, found.date) == ("new", [0, 1], "2026-01-02")
+
+
 @given(SEEDS, st.data())
 def test_parts_of_a_run_are_the_run(seeds, data):
     cuts = data.draw(st.lists(st.integers(0, len(seeds)), max_size=3).map(sorted))
