@@ -44,6 +44,7 @@ def quantisation(bits: int = 8) -> Compressor:
     check_integer("bits", bits, low=1)
     if bits > 16:
         raise ValueError(f"bits must be at most 16, got {bits}.")
+    bits = int(bits)  # a power of NumPy's small integers would overflow
     levels = 2**bits - 1
     dtype = np.uint8 if bits <= 8 else np.uint16
 

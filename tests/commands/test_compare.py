@@ -151,17 +151,18 @@ def test_flops_that_are_not_counted_are_a_dash(tmp_path, capsys):
 def test_a_run_without_the_metric_leaves_the_others_their_table(tmp_path, monkeypatch, capsys):
     for name, metric in (("fed_avg", "f_score"), ("fed_df", "f_score"), ("fed_sdd", "auc")):
         write_run(tmp_path / name)
-        path = tmp_path / name / "summary.json"
-        summary = json.loads(path.read_text())
-        summary["final"]["main"]["test"][metric] = [0.5, 0.25]
-        path.write_text(json.dumps(summary))
+        add_metric(tmp_path / name, metric, [0.5, 0.25])
     monkeypatch.setattr(compare.sweep, "main", lambda arguments: 0)
-    monkeypatch.setattr(compare.report, "show_report", lambda *_, **__: 0)
+    reports = []
+    monkeypatch.setattr(
+        compare.report, "show_report", lambda collection, *_, **__: reports.append(collection) or 0
+    )
     given = ["--config", CONFIG, "--workdir", str(tmp_path)]
     given += [f"--only={name}" for name in ("fed_avg", "fed_df", "fed_sdd")]
     assert compare.main([*given, "--metric=f_score"]) == 0
     output, error = capsys.readouterr()
     assert "fed_df" in output and "37.50" in output
+    assert [collection.metric for collection in reports] == ["f_score"]
     assert error.startswith("note: left out: --metric must be one of") and error.count("\n") == 1
     assert compare.main([*given, "--metric=auc"]) == 2
     assert capsys.readouterr().err.startswith("error: --metric must be one of")
@@ -352,6 +353,18 @@ def write_run(folder, final_splits=("test",)):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def add_metric(folder, metric, values):
+    """Adds a metric of the main model on test data, a value per seed, to a run folder."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["final"]["main"]["test"][metric] = values
+    path.write_text(json.dumps(summary))
+    with (folder / "metrics.jsonl").open("a") as lines:
+        for seed, value in enumerate(values):
+            line = {"round": 10, "model": "main", "split": "test", "seed": seed, metric: value}
+            print(json.dumps(line), file=lines)
 
 
 @pytest.mark.parametrize(
@@ -583,14 +596,7 @@ def test_folders_of_runs_are_compared_and_runs_of_one_method_joined(tmp_path, ca
 
 def test_the_report_shows_the_metric_that_ranks(tmp_path, monkeypatch):
     write_run(tmp_path / "run")
-    path = tmp_path / "run" / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["final"]["main"]["test"]["f_score"] = [0.625, 0.625]
-    path.write_text(json.dumps(summary))
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
-        for seed in (0, 1):
-            line = {"round": 10, "model": "main", "split": "test", "seed": seed, "f_score": 0.625}
-            print(json.dumps(line), file=lines)
+    add_metric(tmp_path / "run", "f_score", [0.625, 0.625])
     shown = []
     monkeypatch.setattr(
         compare.report, "show_report", lambda collection, *_, **__: shown.append(collection) or 0

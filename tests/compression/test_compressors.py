@@ -370,6 +370,17 @@ def test_quantisation_is_right_in_the_mean_and_never_a_step_away(bits):
     np.testing.assert_allclose(codes, codes.round(), atol=1e-2)
 
 
+@pytest.mark.parametrize("bits", [np.int8(8), np.int16(16)])
+def test_bits_may_be_small_integers_of_numpy(bits):
+    values, key = [jnp.linspace(0, 1, 5)], jax.random.key(0)
+    (found,), (expected,) = (
+        compressor.decompress(compressor.compress(values, (), key, 1.0)[0], values)
+        for compressor in (quantisation(bits), quantisation(int(bits)))
+    )
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, values[0], atol=0.01)
+
+
 def test_quantised_constants_are_exact():
     for value in (0.0, -3.5):
         constant = {"w": jnp.full((4, 3), value)}

@@ -86,6 +86,19 @@ def test_columns_beside_one_that_was_not_run_go_with_it():
     assert "| FedKD | 32.0 | +1.0 |" in shown
 
 
+def test_papers_numbers_of_methods_that_were_not_run_are_left_out(tmp_path):
+    runs = tmp_path / "results" / "fedsdd_scaled"
+    runs.mkdir(parents=True)
+    shutil.copy(next((ROOT / "results" / "fedsdd_scaled").glob("fed_avg*.json")), runs)
+    document = render(load_results(tmp_path / "results"), tmp_path / "RESULTS.md")
+    text = next(t for path, t in document.texts.items() if path.name == "fed_sdd.md")
+    (head,) = [line for line in text.splitlines() if line.startswith("| Method |")]
+    assert (
+        head
+        == "| Method | Main model: ours | Main model: paper | Ensemble: ours | Ensemble: paper |"
+    )
+
+
 def test_a_private_run_has_a_page_with_its_budget_only(tmp_path):
     runs = tmp_path / "results" / "digits_private"
     runs.mkdir(parents=True)
