@@ -61,10 +61,7 @@ def _scaled(records: Sequence[Record]) -> str:
         has_ensemble = row.run.startswith(("fed_sdd", "no_", "basic"))
         of_ensemble = _beside(records, scaled(row.run, "ensemble"), row.ensemble)
         rows.append([*cells, *(of_ensemble if has_ensemble else ("", ""))])
-    columns = [
-        f"{model}: {whose}" for model in ("Main model", "Ensemble") for whose in ("ours", "paper")
-    ]
-    return table(["Method", *columns], rows)
+    return table(_headings(["Main model", "Ensemble"]), rows)
 
 
 def _verdict(records: Sequence[Record], ordering: Ordering) -> Verdict:
@@ -86,9 +83,6 @@ def _verdict(records: Sequence[Record], ordering: Ordering) -> Verdict:
 
 
 def _table(records: Sequence[Record], shown: Table) -> list[str]:
-    headings = ["Method"]
-    for column in shown.columns:
-        headings += [f"{column}: ours", f"{column}: paper"]
     rows, differences = [], []
     for row in shown.rows:
         rows.append([row.label])
@@ -98,13 +92,17 @@ def _table(records: Sequence[Record], shown: Table) -> list[str]:
                 theirs = REPORTED[term].mean - REPORTED[other].mean
                 line = [row.label, column, estimate(ours), ours.kind, f"{theirs:+.2f}"]
                 differences.append(line)
-    parts = [f"## {shown.heading}", table(headings, rows)]
+    parts = [f"## {shown.heading}", table(_headings(shown.columns), rows)]
     if differences:
         parts += [
             f"**Differences to: {shown.compared_with}**",
             table(["Method", "Column", "Ours", "Interval", "Paper's"], differences, texts=2),
         ]
     return parts
+
+
+def _headings(columns: Sequence[str]) -> list[str]:
+    return ["Method", *(f"{column}: {whose}" for column in columns for whose in ("ours", "paper"))]
 
 
 def difference(
