@@ -7,7 +7,7 @@ LOWEST := .venv-lowest
 # Packages are installed without compiled modules, see below: Python keeps those that it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 # One test file of every kind: what `make test-fast` runs on the oldest Python.
-FAST := tests/core/test_model.py tests/core/test_metrics.py tests/run/test_checkpoint.py \
+FAST := tests/core/test_metrics.py tests/run/test_checkpoint.py \
   tests/algorithms/clients/test_fed_ntd.py tests/algorithms/pools/test_gradient_merging.py \
   tests/data/test_partition.py tests/data/test_tff.py tests/models/test_headed.py \
   tests/config/test_settings.py tests/end_to_end/test_command.py

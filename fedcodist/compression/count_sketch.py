@@ -53,21 +53,6 @@ def estimates(sketch: Sketch) -> jax.Array:
     return jnp.median(by_row, axis=0)
 
 
-def added(left: Sketch, right: Sketch) -> Sketch:
-    """The sketch of the sum of two vectors.
-
-    Raises:
-      ValueError: the tables have different hashes, sizes or shapes.
-    """
-    kinds = [(*s.table.shape, s.size, s.seed) for s in (left, right)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(
-            "sketches must have the same (rows, columns, size, seed of the hashes) to be added, "
-            f"got {kinds[0]} and {kinds[1]}."
-        )
-    return dataclasses.replace(left, table=left.table + right.table)
-
-
 def without(sketch: Sketch, indices: jax.Array) -> Sketch:
     """The sketch with 0 in all cells to which the indices [k] are hashed, as in FetchSGD's code."""
     rows, columns = sketch.table.shape

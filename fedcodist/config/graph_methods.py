@@ -182,8 +182,18 @@ def _groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
     return {n: group._replace(model=main_head_only(group.model)) for n, group in groups.items()}
 
 
+_READ_OF_TRAINING = ("batch_size", "learning_rate", "momentum", "steps")
+
+
 def _training(config: ConfigDict, data: Data) -> StepTraining:
     settings = config.training
+    for name, value in settings.items():
+        is_group = isinstance(value, ConfigDict)
+        if value is not None and not is_group and name not in _READ_OF_TRAINING:
+            raise ValueError(
+                f"training.{name} must be left out on a graph, whose clients take steps of SGD and read "
+                f"{', '.join(_READ_OF_TRAINING)}."
+            )
     check_number("training.momentum", settings.momentum, low=0, high=1)
     return StepTraining(
         functools.partial(optax.sgd, momentum=settings.momentum),

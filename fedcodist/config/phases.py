@@ -33,6 +33,7 @@ from fedcodist.config import party_methods
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
+from fedcodist.config.normalisation import normalisation
 from fedcodist.config.party_methods import (
     embedding_width,
     output_penalty_of,
@@ -320,8 +321,10 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
     # Images, and the choice of held-out ones, are hashed by content instead of by the settings `data`.
-    of_images = ("mean", "deviation", "crop", "padding", "augmentation", "preprocess")
+    of_images = ("crop", "padding", "augmentation", "preprocess")
     about |= {f"data.{name}": about["data"][name] for name in of_images if about["data"].get(name)}
+    if config.data.name == "prepared_primary":  # its manifest may say how images are normalised
+        about["normalisation"] = normalisation(config.data, data.unlabelled.shape[1:])
     del about["data"]
     if config.phases.stopping == "held_out":
         about["held_out_seed"] = config.data.seed

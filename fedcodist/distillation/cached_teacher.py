@@ -12,6 +12,9 @@ from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
 
+# A preprocessing that draws one coin for a batch is taken for one that is not random by two in 2^32.
+_COMPARED_KEYS = 32
+
 
 def cached_answers(
     teacher: Teacher, unlabelled: Examples, distillation: Distillation, axis_name: str | None = None
@@ -45,10 +48,9 @@ def _check_not_random(distillation: Distillation, columns: Mapping[str, jax.Arra
             name: jnp.asarray(draws.integers(0, 2, (8, *column.shape[1:])), column.dtype)
             for name, column in columns.items()
         }
-        first, *others = [
-            distillation.preprocess(batch, jax.random.key(seed), positions) for seed in range(4)
-        ]
-        for other in others:
+        first = distillation.preprocess(batch, jax.random.key(0), positions)
+        for seed in range(1, _COMPARED_KEYS):
+            other = distillation.preprocess(batch, jax.random.key(seed), positions)
             if not all(_is_same(first[name], other[name]) for name in other):
                 raise ValueError(
                     "distillation.preprocess must not be random where answers are cached: the teacher "

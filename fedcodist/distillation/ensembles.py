@@ -43,7 +43,7 @@ def concatenated(*ensembles: Ensemble) -> Ensemble:
 
 def mean_logits(model: Model, ensemble: Ensemble) -> Teacher:
     """The weighted mean of the members' logits [batch, classes], before any softmax."""
-    return _mean(model, ensemble, lambda logits: logits)
+    return _mean(model, ensemble, _logits)
 
 
 def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
@@ -73,9 +73,9 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
 
 def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
     """The weighted mean of all members' logits, over several ensembles of one architecture each."""
-    means = {name: mean_logits(models[name], ensemble) for name, ensemble in ensembles.items()}
-    counts = {name: jnp.sum(ensemble.weights) for name, ensemble in ensembles.items()}
-    return lambda batch: sum(counts[n] * means[n](batch) for n in means) / sum(counts.values())
+    total = sum(jnp.sum(ensemble.weights) for ensemble in ensembles.values())
+    sums = [_sum(models[name], ensemble, _logits) for name, ensemble in ensembles.items()]
+    return lambda batch: sum(weighted_sum(batch) for weighted_sum in sums) / total
 
 
 def ensembles_predictor(
@@ -178,7 +178,17 @@ def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     return jnp.where(dropped & ~is_best, 0.0, 1.0)
 
 
+def _logits(logits: jax.Array) -> jax.Array:
+    return logits
+
+
 def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.Array]) -> Teacher:
+    total, weighted_sum = jnp.sum(ensemble.weights), _sum(model, ensemble, transform)
+    return lambda batch: weighted_sum(batch) / total
+
+
+def _sum(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.Array]) -> Teacher:
+    """The sum of the members' outputs times their weights."""
     members, weights = jax.tree.map(jnp.asarray, ensemble)
     count = jnp.max(jnp.where(weights > 0, jnp.arange(1, weights.size + 1), 0))
 
@@ -191,7 +201,7 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
             )
         return transform(logits)
 
-    def mean(batch: Batch) -> jax.Array:
+    def weighted_sum(batch: Batch) -> jax.Array:
         shape = jax.eval_shape(lambda: outputs(batch, 0))
 
         def add(index: Any, total: jax.Array) -> jax.Array:
@@ -200,7 +210,6 @@ def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax
             return total + jnp.where(weight > 0, weight * outputs(batch, index), 0)
 
         dtype = jnp.promote_types(shape.dtype, weights.dtype)
-        total = jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, dtype))
-        return total / jnp.sum(weights)
+        return jax.lax.fori_loop(0, count, add, jnp.zeros(shape.shape, dtype))
 
-    return mean
+    return weighted_sum

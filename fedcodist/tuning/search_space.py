@@ -52,6 +52,9 @@ def search_space(config: ConfigDict) -> Space:
     Raises:
       ValueError: bounds out of range, or a setting that does not exist, is no float or is named twice.
     """
+    for name in config.get("tuning") or ():
+        if name != "space":
+            raise ValueError(f"tuning has one setting, 'space', got {name!r}.")
     entries = default_space(config) if is_default(config) else config.tuning.space
     if not isinstance(entries, list | tuple):
         raise TypeError(
@@ -82,26 +85,36 @@ def search_space(config: ConfigDict) -> Space:
 
 def is_default(config: ConfigDict) -> bool:
     """Whether the config leaves the space to its algorithm."""
-    return config.get("tuning", ConfigDict()).get("space", None) is None
+    group = config.get("tuning")
+    return group is None or group.get("space") is None
 
 
 def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     """The space of Knowledge Codistillation, appendix F.
 
-    The paper searches the decay in (0, 1) on a log scale; here it starts at 1e-3.
+    The paper searches the decay in (0, 1) on a log scale; here it starts at 1e-3. It searches rates in
+    (1e-4, 0.1), with Adam as the server's optimizer. Where a rate of the config lies outside, as that of
+    an SGD server does, its bounds are widened to ten times that rate, or to a tenth of it.
     """
     if config.get("pools") is None:
         raise ValueError(
             f"tuning.space must be set for algorithm.name={config.algorithm.name!r}, which has no pools."
         )
-    rates, pools = (1e-4, 1e-1, "log"), list(config.pools)
-    space = [("pools.*.client_learning_rate", *rates)]
+    settings, pools = flat(config), list(config.pools)
+
+    def rate(name: str) -> tuple[str, float, float, str]:
+        own = [value for each in _matching(name, settings) if (value := settings[each])]
+        low = min([1e-4, *(value / 10 for value in own if value < 1e-4)])
+        high = max([1e-1, *(value * 10 for value in own if value > 1e-1)])
+        return name, low, high, "log"
+
+    space = [rate("pools.*.client_learning_rate")]
     if config.algorithm.name in OF_LEVELS:  # all have one server
-        return [*space, ("pools.*.server_learning_rate", *rates)]
-    space += [(f"pools.{pool}.server_learning_rate", *rates) for pool in pools]
+        return [*space, rate("pools.*.server_learning_rate")]
+    space += [rate(f"pools.{pool}.server_learning_rate") for pool in pools]
     if config.algorithm.name in CODISTILLATION:
+        space += [rate(f"pools.{pool}.teaching.learning_rate") for pool in pools]
         teaching = {
-            "learning_rate": rates,
             "decay": (1e-3, 1.0, "log"),
             "temperature": (0.1, 10.0, "log"),
             "interpolation": (1e-3, 0.5, "log"),

@@ -344,6 +344,21 @@ def test_so_is_preprocessing_of_ones_own(tmp_path, monkeypatch):
     assert phases._pretraining_key(config, data) != phases._pretraining_key(other, data)
 
 
+def test_so_is_the_normalisation_that_a_manifest_names(tmp_path):
+    config = small_config()
+    data = load_data(config.data)
+    kept = {}
+    for folder, mean in (("one", 0.5), ("copy", 0.5), ("other", 0.4)):
+        arguments = {"mean": [mean], "deviation": [0.25]}
+        splits = {"train": data.splits["train"]}
+        about = dict(source="digits", licence="none", arguments=arguments)
+        save_prepared(tmp_path / folder, splits, **about)
+        with config.data.unlocked():
+            config.data.update(name="prepared_primary", folder=str(tmp_path / folder))
+        kept[folder] = phases._pretraining_key(config, data)
+    assert kept["one"] == kept["copy"] != kept["other"]
+
+
 def test_phases_are_evaluated_on_images_as_the_collaboration_is(tmp_path, monkeypatch):
     """Not on augmented ones, which training reads."""
     (tmp_path / "reads.py").write_text(

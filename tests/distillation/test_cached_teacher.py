@@ -71,6 +71,22 @@ def test_devices_share_their_answers():
     np.testing.assert_allclose(answers(), IMAGES**2, rtol=1e-6)
 
 
+def test_a_preprocessing_that_is_seldom_random_is_noticed():
+    """The whole batch is flipped with one key in ten."""
+
+    def seldom_flipped(batch, key, positions):
+        sign = jnp.where(jax.random.bernoulli(key, 0.1), -1, 1)
+        return {**batch, "image": batch["image"] * sign}
+
+    unlabelled = Examples({"image": jnp.asarray(IMAGES)}, ROWS)
+    with pytest.raises(ValueError, match="preprocess must not be random where answers are cached"):
+        cached_answers(
+            lambda batch: batch["image"],
+            unlabelled,
+            SETTINGS._replace(preprocess=seldom_flipped),
+        )
+
+
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_examples_that_are_normalised_are_not_random(width):
     """Of the numbers 0 and 1 some rows have no deviation, and become NaN."""

@@ -17,6 +17,7 @@ from fedcodist.distillation.ensembles import (
     equal_weights,
     gaussian_samples,
     mean_logits,
+    mean_logits_of_all,
     mean_probabilities,
 )
 from fedcodist.models.digits import BatchNormMLP
@@ -86,6 +87,13 @@ def test_members_without_weight_at_the_end_are_not_evaluated():
     weights = jnp.asarray([1.0, 1.0, 1.0, 0.0, 0.0])
     mean = mean_logits(MODEL, Ensemble(broken, weights))(BATCH)
     np.testing.assert_allclose(mean, logits_of(members())[:3].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_an_architecture_without_weight_leaves_the_mean_of_the_others():
+    none = Ensemble(members(1), jnp.zeros(MEMBERS))
+    ensembles = {"large": none, "small": equal_weights(members())}
+    mean = mean_logits_of_all({"large": MODEL, "small": MODEL}, ensembles)(BATCH)
+    np.testing.assert_allclose(mean, logits_of(members()).mean(0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("average", [mean_logits, mean_probabilities])

@@ -111,6 +111,33 @@ def test_the_default_space_is_the_papers(name):
     assert space == expected | {key: (*bounds, (key,)) for key, bounds in alone.items()}
 
 
+def test_default_bounds_are_wider_where_the_configs_own_rate_is_outside():
+    """An SGD server's rate is 1; without it a study would neither begin with it nor find it."""
+    config = get_config("fed_avg")
+    config.pools.large.server_learning_rate = 1.0
+    config.pools.small.client_learning_rate = 1e-5
+    space = search_space.search_space(config)
+    bounds = {name: (each.low, each.high) for name, each in space.items()}
+    assert bounds == {
+        "pools.*.client_learning_rate": (pytest.approx(1e-6), 0.1),
+        "pools.large.server_learning_rate": (1e-4, 10.0),
+        "pools.small.server_learning_rate": (1e-4, 0.1),
+    }
+    assert search_space.own_values(config, space)["pools.large.server_learning_rate"] == 1.0
+
+
+def test_a_group_without_a_space_is_the_default_and_other_names_are_refused():
+    config = get_config("fed_avg")
+    with config.unlocked():
+        config.tuning = None
+    default = search_space.search_space(get_config("fed_avg"))
+    assert search_space.search_space(config) == default
+    with config.unlocked(), config.ignore_type():
+        config.tuning = ConfigDict({"spaces": (("algorithm.alpha", 0.1, 0.9, "linear"),)})
+    with pytest.raises(ValueError, match=r"tuning has one setting, 'space', got 'spaces'"):
+        search_space.search_space(config)
+
+
 def test_levels_of_one_network_share_their_rates():
     space = search_space.search_space(get_config("hetero_fl"))
     assert {name: each.settings for name, each in space.items()} == {
