@@ -91,7 +91,7 @@ def load_data(settings: ConfigDict) -> Data:
             "of one's own are dealt to clients anew."
         )
     data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
-    if "preprocess" in own_preprocessing and data.public is not None:
+    if data.public is not None:
         public = data.public._replace(**own_preprocessing)
         data = data._replace(public=public)
     return _with_client_splits(data._replace(**own_preprocessing), settings)

@@ -321,7 +321,7 @@ def _pretraining_key(config: ConfigDict, data: Data) -> str:
     digest = hashlib.sha256()
     about = {"version": _CACHE_VERSION, **_determinants(config, "public")}
     # Images, and the choice of held-out ones, are hashed by content instead of by the settings `data`.
-    of_images = ("crop", "padding", "augmentation", "preprocess")
+    of_images = ("mean", "deviation", "crop", "padding", "augmentation", "preprocess")
     about |= {f"data.{name}": about["data"][name] for name in of_images if about["data"].get(name)}
     if config.data.name == "prepared_primary":  # its manifest may say how images are normalised
         about["normalisation"] = normalisation(config.data, data.unlabelled.shape[1:])

@@ -51,7 +51,7 @@ from fedcodist.config.registry import (
 from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import check_number, shown
+from fedcodist.core.checks import check_number
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
@@ -146,12 +146,6 @@ def _clients_of_pools(config: ConfigDict, data: Data) -> dict[str, np.ndarray]:
     """Pool -> indices of its clients: those of its `domain`, or its `fraction` of all."""
     if data.text is not None and data.text.pools is not None:
         of_domain = data.text.pools
-        for name, pool in config.pools.items():
-            if pool.fraction != 1:
-                raise ValueError(
-                    f"pools.{name}.fraction must be 1 with data.domains: all clients of its domain are "
-                    f"the pool's, got {shown(pool.fraction)}."
-                )
         return {
             name: choice(f"pools.{name}.domain", pool.get("domain"), of_domain)
             for name, pool in config.pools.items()

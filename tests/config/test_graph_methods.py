@@ -14,6 +14,7 @@ from fedcodist.algorithms.graph import graphs
 from fedcodist.algorithms.parties.local_only import SHARED
 from fedcodist.commands import compare, sweep
 from fedcodist.config import graph_methods
+from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.graph_methods import BACKBONES, graph_of, image_shape
@@ -197,6 +198,18 @@ def test_fed_md_and_mhd_have_the_same_ten_networks_and_data():
         assert tuple(backbone.widths) == tuple(w // fed_md.parties.narrower for w in widths)
         assert backbone.dropout == dropout and backbone.classes is None
     assert len(set(config.parties.networks)) == 10
+
+
+@pytest.mark.parametrize("setting", ["client_optimizer", "epochs", "clip"])
+def test_settings_of_training_that_a_graph_does_not_read_are_refused(setting):
+    config = digits()
+    with config.unlocked():
+        config.training[setting] = None
+    build_algorithm(config, load_data(config.data))
+    with config.ignore_type():
+        config.training[setting] = 1
+    with pytest.raises(ValueError, match=rf"^training\.{setting} must be left out on a graph"):
+        build_algorithm(config, load_data(config.data))
 
 
 @pytest.mark.slow

@@ -375,6 +375,17 @@ def test_phases_are_evaluated_on_images_as_the_collaboration_is(tmp_path, monkey
         assert experiment.evaluation_preprocess.__name__ == "plain"
 
 
+def test_evaluation_may_read_images_in_its_own_way_and_training_as_before(tmp_path, monkeypatch):
+    (tmp_path / "reads_plain.py").write_text("def plain(batch, key, positions): return batch\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small_config()
+    with config.unlocked():
+        config.data.evaluation_preprocess = "reads_plain:plain"
+    public = load_data(config.data).public
+    assert public.evaluation_preprocess.__name__ == "plain"
+    assert public.preprocess.__name__ != "plain"
+
+
 def test_a_network_needs_a_layer_of_a_certain_name_for_a_penalty_alone(tmp_path, monkeypatch):
     (tmp_path / "of_one_dense.py").write_text(
         "import flax.linen as nn\n"
