@@ -195,6 +195,7 @@ class PrivateCohorts(NamedTuple):
       cohort_size: clients per round; the expected number for a Poisson cohort.
       most: a Poisson cohort's largest size; None for cohorts of a fixed size, without replacement.
       cycle: rounds in which every client can be drawn once.
+      select: what draws these cohorts. An algorithm with another `select` is refused.
     """
 
     clients: np.ndarray
@@ -202,6 +203,7 @@ class PrivateCohorts(NamedTuple):
     cohort_size: int
     most: int | None = None
     cycle: int = 1
+    select: Callable[[jax.Array, jax.Array], Selection] | None = None
 
 
 class FederatedAlgorithm(NamedTuple):

@@ -132,7 +132,9 @@ def counted(algorithm: FederatedAlgorithm, noise_multiplier: float) -> Federated
     check_number("noise_multiplier", noise_multiplier, low=0)
     everyone = np.arange(algorithm.num_clients, dtype=np.int32)
     # All parties take part: Poisson cohorts with probability 1 and a slot for every party.
-    cohorts = PrivateCohorts(everyone, noise_multiplier, len(everyone), len(everyone))
+    cohorts = PrivateCohorts(
+        everyone, noise_multiplier, len(everyone), len(everyone), select=algorithm.select
+    )
     return algorithm._replace(privacy={PARTIES: cohorts})
 
 

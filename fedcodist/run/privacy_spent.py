@@ -88,6 +88,11 @@ def check_privacy(experiment: Any) -> None:
             raise ValueError(
                 "privacy must be None for an algorithm without a private method: see fedcodist.private."
             )
+    if any(pool.select not in (None, experiment.algorithm.select) for pool in pools.values()):
+        raise ValueError(
+            "algorithm.select must be the algorithm's own where it is private: epsilon is computed for "
+            "the clients that it draws."
+        )
     # Parties' rounds before `start` may be pre-training, in which they share nothing.
     if experiment.start is not None and set(pools) - {PARTIES}:
         raise ValueError(

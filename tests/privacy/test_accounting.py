@@ -19,7 +19,10 @@ from fedcodist.privacy.accounting import (
     spent,
 )
 from fedcodist.privacy.private import private
+from fedcodist.privacy.private_parties import counted
+from fedcodist.run.experiment import Experiment
 from fedcodist.run.folder_check import RunFolderError
+from fedcodist.run.privacy_spent import check_privacy
 
 dp_accounting = pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -227,6 +230,26 @@ def test_private_pools_do_not_start_from_another_run():
     state = one_pool(method, 2, **settings).state
     with pytest.raises(ValueError, match=r"^start must be None for a private algorithm") as raised:
         one_pool(method, 2, start=state, **settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("of", ["pools", "parties"])
+def test_epsilon_is_of_the_clients_that_the_algorithm_draws_itself(of):
+    """It would be too small for a client who takes part more often."""
+    if of == "pools":
+        method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+        pools = {"pool": Pool(method, np.arange(len(SIZES)), 2, PoissonCohort())}
+        algorithm = independent_pools(pools, federated().columns)
+    else:
+        averaging = independent_pools(
+            {"pool": Pool(AVERAGING, np.arange(len(SIZES)), 2)}, federated().columns
+        )
+        algorithm = counted(averaging, 20.0)
+    experiment = Experiment(algorithm, federated(), {}, rounds=1)
+    check_privacy(experiment)
+    others = algorithm._replace(select=lambda round, key: algorithm.select(0, key))
+    with pytest.raises(ValueError, match=r"^algorithm\.select must be the algorithm's own") as raised:
+        check_privacy(experiment._replace(algorithm=others))
     assert "\n" not in str(raised.value)
 
 

@@ -130,7 +130,10 @@ def assemble(
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
         client_models={n: client_models(n, pool, servers, hyper_of) for n, pool in pools.items()},
-        privacy=private_cohorts(pools if drawn is None else drawn),
+        privacy={
+            n: cohorts._replace(select=select)
+            for n, cohorts in private_cohorts(pools if drawn is None else drawn).items()
+        },
         num_rounds=min((length for length in lengths if length is not None), default=None),
     )
 
