@@ -248,7 +248,9 @@ def test_epsilon_is_of_the_clients_that_the_algorithm_draws_itself(of):
     experiment = Experiment(algorithm, federated(), {}, rounds=1)
     check_privacy(experiment)
     others = algorithm._replace(select=lambda round, key: algorithm.select(0, key))
-    with pytest.raises(ValueError, match=r"^algorithm\.select must be the algorithm's own") as raised:
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.select must be the algorithm's own"
+    ) as raised:
         check_privacy(experiment._replace(algorithm=others))
     assert "\n" not in str(raised.value)
 
