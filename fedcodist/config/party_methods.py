@@ -254,6 +254,12 @@ def _extra_model(config: ConfigDict, data: Data, setting: str) -> Model:
 
 def _small_model(config: ConfigDict, data: Data) -> Model:
     """FedMRL's shared model, a party's network with an embedding of `algorithm.small_width`."""
+    width = embedding_width(config)
+    if width is not None and config.algorithm.small_width > width:
+        raise ValueError(
+            f"algorithm.small_width must be at most parties.embedding_width={width}, got "
+            f"{config.algorithm.small_width}."
+        )
     return _model_of(extra_shape(config, "small"), data, config.algorithm.small_width)
 
 

@@ -91,6 +91,21 @@ def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
         raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
     if not isinstance(made, optax.GradientTransformation):
         raise TypeError(f"{promise}, got one that returns {type(made).__name__}.")
+    if _needs_more_than_gradients(made):
+        raise TypeError(
+            f"{promise}, got one that also needs values of the loss, as a line search does."
+        )
+
+
+def _needs_more_than_gradients(optimizer: optax.GradientTransformation) -> bool:
+    params = jax.ShapeDtypeStruct((1,), jnp.float32)
+    try:
+        jax.eval_shape(lambda w: optimizer.update(w, optimizer.init(w), w), params)
+    except TypeError as error:
+        return "required keyword-only argument" in str(error)
+    except Exception:  # it may be made for parameters of certain names
+        return False
+    return False
 
 
 def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:

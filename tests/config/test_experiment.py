@@ -979,3 +979,13 @@ def test_mistakes_in_methods_are_one_line(setting, value, message):
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
+
+
+def test_the_width_of_fed_mrls_small_embedding_is_blamed_on_its_setting():
+    config = digits_parties.get_config("fed_mrl")
+    config.algorithm.small_width = config.parties.embedding_width + 1
+    with pytest.raises(
+        ValueError,
+        match=r"^algorithm\.small_width must be at most parties\.embedding_width=32, got 33",
+    ):
+        build_experiment(config)

@@ -72,10 +72,10 @@ def test_devices_share_their_answers():
 
 
 def test_a_preprocessing_that_is_seldom_random_is_noticed():
-    """The whole batch is flipped with one key in ten."""
+    """The whole batch is flipped with one key in twenty."""
 
     def seldom_flipped(batch, key, positions):
-        sign = jnp.where(jax.random.bernoulli(key, 0.1), -1, 1)
+        sign = jnp.where(jax.random.bernoulli(key, 0.05), -1, 1)
         return {**batch, "image": batch["image"] * sign}
 
     unlabelled = Examples({"image": jnp.asarray(IMAGES)}, ROWS)

@@ -429,6 +429,7 @@ OPTIMIZERS = {
     "a rate": (0.1, "got 0.1"),
     "none": (None, "got None"),
     "made": (optax.sgd(0.1), "got an optimizer already made"),
+    "line search": (optax.lbfgs, "got one that also needs values of the loss"),
     "of nothing": (lambda: optax.sgd(0.1), "got one that fails with it: .*0 positional arguments"),
     "no optimizer": (lambda rate: "sgd", "got one that returns str"),
     "a function of a function": (lambda rate: optax.sgd, "got one that returns function"),
