@@ -18,8 +18,8 @@ from a teacher that is nearer to the paper's? They have the settings of distilla
 PeriodicCodist lifts Table 1's large model. An interval decides as for Table 1's cells. On two cores
 PeriodicCodist takes more than two hours, and MergedCodist six; they are meant for a GPU.
 
-For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.1 points. The large
-model has 32.7 and 31.2 %, +1.5 +- 1.5.
+For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.0 points. The large
+model has 32.7 and 31.2 %, +1.5 +- 1.6.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_preprocessing.py \
         --only "32,per_batch" --workdir runs/cifar100_preprocessing

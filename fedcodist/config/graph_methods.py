@@ -56,6 +56,7 @@ GRAPHS: dict[str, Callable[..., np.ndarray]] = {
     "islands": graphs.islands,
     "random": graphs.random_graph,
 }
+_READ_OF_TRAINING = ("batch_size", "learning_rate", "momentum", "steps")
 
 
 def build_on_graph(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -180,9 +181,6 @@ def _groups(config: ConfigDict, data: Data) -> dict[str, PartyGroup]:
         return decentralised_groups(config, data, config.parties.heads, config.parties.projection)
     groups = decentralised_groups(config, data)
     return {n: group._replace(model=main_head_only(group.model)) for n, group in groups.items()}
-
-
-_READ_OF_TRAINING = ("batch_size", "learning_rate", "momentum", "steps")
 
 
 def _training(config: ConfigDict, data: Data) -> StepTraining:

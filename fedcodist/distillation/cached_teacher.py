@@ -12,7 +12,7 @@ from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.loop import Distillation, Teacher
 
-# A preprocessing that draws one coin for a batch is taken for one that is not random by two in 2^32.
+# A preprocessing that flips a coin for each batch passes with a chance of two in 2^32.
 _COMPARED_KEYS = 32
 
 
