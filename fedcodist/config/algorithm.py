@@ -12,6 +12,7 @@ from fedcodist.config.party_methods import build_of_parties
 from fedcodist.config.pool_methods import build_of_pools
 from fedcodist.config.registry import CLIENTS, GRAPH, PARTIES, POOLS, algorithm_entry
 from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method_checks import kind_of
 
 # FedAvg is a method of clients. As `algorithm.name` it stands for pools that do not teach each other.
 _BUILDERS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
@@ -51,4 +52,10 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         raise ValueError(
             f"algorithm.compression must be of fed_kd_parties, got algorithm.name={entry.name}."
         )
-    return _BUILDERS[entry.kind](config, data)
+    algorithm = _BUILDERS[entry.kind](config, data)
+    if not isinstance(algorithm, FederatedAlgorithm):
+        raise TypeError(
+            f"algorithm.name {config.algorithm.name!r} must return an fc.FederatedAlgorithm, got "
+            f"{kind_of(algorithm)}. A method of clients is named by training.method."
+        )
+    return algorithm

@@ -57,7 +57,9 @@ def check_method(
         name: jax.ShapeDtypeStruct(v.shape, on_device(v.dtype)) for name, v in columns.items()
     }
     data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
-    hyper = jax.tree.map(hyper_shape, method.hyper)
+    # None would count as nothing in a tree, and a method would calculate with it.
+    is_missing = lambda value: value is None and method.hyper is not None
+    hyper = jax.tree.map(hyper_shape, method.hyper, is_leaf=is_missing)
     server = traced("method.init", lambda key: strongly_typed(method.init(key)), key)
     message = traced("method.broadcast", method.broadcast, server)
     for name in ("params", "mutable"):
@@ -85,10 +87,10 @@ def check_method(
         client_state,
         result.client_state,
     )
-    if not isinstance(result.metrics, Mapping) or "num_steps" not in result.metrics:
+    if "num_steps" not in result.metrics:
         raise ValueError(
             "method.client_update must return metrics with 'num_steps', the client's steps, got "
-            f"{sorted(result.metrics) if isinstance(result.metrics, Mapping) else result.metrics!r}."
+            f"{sorted(result.metrics)}."
         )
     if jnp.shape(result.weight) != ():
         raise ValueError(
@@ -142,6 +144,12 @@ def _as_result(result: Any) -> Any:
             f"must return a ClientResult, of {', '.join(ClientResult._fields[:-1])} and extra, got "
             f"{kind_of(result)}."
         )
+    if not isinstance(result.metrics, Mapping):
+        raise Promised(f"must return metrics by name, a dictionary, got {kind_of(result.metrics)}.")
+    metrics = {f"metrics[{name!r}]": value for name, value in result.metrics.items()}
+    for name, value in {"weight": result.weight, **metrics}.items():
+        if value is None or isinstance(value, str):
+            raise Promised(f"must return a number as {name}, got {value!r}.")
     return result
 
 

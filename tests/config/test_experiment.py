@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
+from fedcodist.config import algorithm as config_algorithm
 from fedcodist.config import client_methods, networks, optimizers, pool_methods
 from fedcodist.config import data as reading
 from fedcodist.config.algorithm import build_algorithm
@@ -989,3 +990,15 @@ def test_the_width_of_fed_mrls_small_embedding_is_blamed_on_its_setting():
         match=r"^algorithm\.small_width must be at most parties\.embedding_width=32, got 33",
     ):
         build_experiment(config)
+
+
+def test_a_method_of_clients_is_no_algorithm(monkeypatch):
+    """A function of one's own may be either, and each has a setting."""
+    config = digits_codist.get_config("fed_avg")
+    builder = lambda config, data: config
+    monkeypatch.setitem(config_algorithm._BUILDERS, "clients", builder)
+    with pytest.raises(
+        TypeError,
+        match=r"^algorithm\.name 'fed_avg' must return an fc\.FederatedAlgorithm, got ConfigDict",
+    ):
+        build_algorithm(config, reading.load_data(config.data))

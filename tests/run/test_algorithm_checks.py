@@ -351,6 +351,23 @@ WRONG_METHODS = {
         r"client_update must return a ClientResult, of update, .* got nothing",
     ),
     "no steps": (of_client(metrics={"loss": 0.0}), r"metrics with 'num_steps', .* got \['loss'\]"),
+    "hyper of nothing": ({"hyper": FedAvgHyper(None, 1.0)}, r"hyper must hold numbers, got None"),
+    "metrics without names": (
+        of_client(metrics=[1.0]),
+        r"must return metrics by name, .* got list",
+    ),
+    "a metric of nothing": (
+        of_client(metrics={"num_steps": 1, "loss": None}),
+        r"client_update must return a number as metrics\['loss'\], got None",
+    ),
+    "a metric that is text": (
+        of_client(metrics={"num_steps": 1, "loss": "low"}),
+        r"client_update must return a number as metrics\['loss'\], got 'low'",
+    ),
+    "no weight": (
+        of_client(weight=None),
+        r"client_update must return a number as weight, got None",
+    ),
     "a weight per example": (
         of_client(weight=jnp.ones(2)),
         r"weight that is a scalar, got shape \[2\]",
