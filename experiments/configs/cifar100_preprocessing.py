@@ -13,10 +13,11 @@ not contain zero.
 
 It does: "32,per_batch" has 31.2 %, and "24,per_batch" 27.6 %. So the methods are to be run on images of
 32x32 too, once, with seed 0: "32,per_batch,small" is FedAvg of the small model, and
-"32,per_batch,periodic_codistillation" and "32,per_batch,merged_codistillation" have both models and in-domain images. Does the small model gain
-from a teacher that is nearer to the paper's? They have the settings of distillation with which
-PeriodicCodist lifts Table 1's large model. An interval decides as for Table 1's cells. On two cores
-PeriodicCodist takes more than two hours, and MergedCodist six; they are meant for a GPU.
+"32,per_batch,periodic_codistillation" and "32,per_batch,merged_codistillation" have both models and
+in-domain images. Does the small model gain from a teacher that is nearer to the paper's? They have the
+settings of distillation with which PeriodicCodist lifts Table 1's large model. An interval decides as
+for Table 1's cells. On two cores PeriodicCodist takes more than two hours, and MergedCodist six; they
+are meant for a GPU.
 
 For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.0 points. The large
 model has 32.7 and 31.2 %, +1.5 +- 1.6.
