@@ -70,8 +70,9 @@ def read(
       positions: int32 [size], each example's position in the whole batch, of which this may be a part.
 
     Raises:
-      ValueError: `preprocess` looks up a column that is not there.
+      ValueError: `preprocess` looks up a column that is not there, or changes the number of examples.
       TypeError: `preprocess` returns no columns.
+      Exception: of `preprocess` itself, with a note that names it.
     """
     batch = {name: column[indices] for name, column in columns.items()}
     try:
@@ -80,10 +81,20 @@ def read(
         raise ValueError(
             f"preprocess looks up {error}, which is not there: the columns are {sorted(batch)}."
         ) from error
+    except Exception as error:
+        error.add_note("in preprocess")
+        raise
     if not isinstance(preprocessed, Mapping):
         raise TypeError(
             f"preprocess must return a batch, arrays by name, got {type(preprocessed).__name__}."
         )
+    for name, column in preprocessed.items():
+        # A further column need not be of examples.
+        if name in batch and jnp.shape(column)[:1] != indices.shape:
+            raise ValueError(
+                f"preprocess must return as many examples as it gets: column {name!r} has shape "
+                f"{list(jnp.shape(column))} for {len(indices)} examples."
+            )
     return dict(preprocessed)
 
 

@@ -1,7 +1,8 @@
 """Per-example losses and metrics: checks of their shapes, and losses made from means over a batch."""
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,8 +60,10 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
 
     Raises:
       ValueError, TypeError: names the loss, if it has another shape or is of integers.
+      Exception: of the loss itself, with a note that names it.
     """
-    values = loss(outputs, batch)
+    with _noting(name):
+        values = loss(outputs, batch)
     _check_values(name, values, number_of_examples(batch))
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
@@ -75,10 +78,13 @@ def checked_statistic(
     Raises:
       ValueError: names the metric, if it returns anything else, or if a SummedMetric's `compute` does
         not return a scalar.
+      Exception: of the metric itself, with a note that names it.
     """
     if isinstance(statistic, SummedMetric):
-        return _checked_sums(name, statistic, outputs, batch)
-    pair = statistic(outputs, batch)
+        with _noting(f"metrics[{name!r}]"):
+            return _checked_sums(name, statistic, outputs, batch)
+    with _noting(f"metrics[{name!r}]"):
+        pair = statistic(outputs, batch)
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise WrongShape(
             f"metrics[{name!r}] must return two arrays (values [batch], weights [batch]), got "
@@ -105,6 +111,17 @@ def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -
             f"metrics[{name!r}]'s compute must return one number, got {_described(value)}."
         )
     return sums
+
+
+@contextlib.contextmanager
+def _noting(name: str) -> Iterator[None]:
+    """Adds the note "in NAME" to an error, for the message of `check_experiment`."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, WrongShape):  # its message has the name
+            error.add_note(f"in {name}")
+        raise
 
 
 def number_of_examples(batch: Batch) -> int:

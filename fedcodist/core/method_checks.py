@@ -179,7 +179,7 @@ def traced(
     except Promised as error:
         raise TypeError(f"{name} {error}") from None
     except KeyError as error:
-        line = _line_of(error)
+        line = f" ({place})" if (place := users_line(error)) else ""
         raise ValueError(f"{name} looks up {error}{line}, which is not there{hint}.") from error
     except MISFITS as error:
         if raised_here(error):
@@ -201,15 +201,15 @@ def raised_here(error: BaseException) -> bool:
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def _line_of(error: BaseException) -> str:
-    """The last line of a user's module that led to the error, in brackets; '' if there is none."""
+def users_line(error: BaseException) -> str:
+    """The last line of a user's module that led to the error, "module.py, line 3"; '' if none did."""
     others = (str(Path(__file__).parents[1]), str(Path(dis.__file__).parent))
     users = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "site-packages" not in frame.filename and not frame.filename.startswith(others)
     ]
-    return f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
+    return f"{Path(users[-1].filename).name}, line {users[-1].lineno}" if users else ""
 
 
 class Promised(Exception):

@@ -11,7 +11,7 @@ import numpy as np
 from fedcodist.core import padding_checks
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
-from fedcodist.core.method_checks import check_variables, traced
+from fedcodist.core.method_checks import check_variables, traced, users_line
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import Filled
 from fedcodist.run.client_splits import all_splits
@@ -136,9 +136,13 @@ def _warn_of_other_images(experiment: Any) -> None:
 
 
 def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any]) -> str:
-    """One line about why a model cannot be evaluated on a split."""
+    """One line about why a model cannot be evaluated on a split, and in which loss or metric."""
+    # JAX adds notes too.
+    functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
+    places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
+    place = f" ({places})" if places else ""
     if isinstance(error, KeyError):
-        return f"there is no column {error}, only {sorted(columns)}."
+        return f"there is no column {error}, only {sorted(columns)}{place}."
     for name, column in columns.items():
         if name not in clients or isinstance(error, WrongShape):
             continue
@@ -147,7 +151,7 @@ def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any
         )
         if clients[name].shape[1:] != column.shape[1:]:
             return f"column {name!r} must be {expected} of an example, as the clients' is, got {given}."
-    return (str(error).splitlines() or [""])[0]
+    return f"{(str(error).splitlines() or [type(error).__name__])[0]}{place}"
 
 
 def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled]) -> None:

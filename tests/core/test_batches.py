@@ -59,6 +59,10 @@ def test_examples_are_read_with_their_places_and_a_key():
             lambda batch, key, positions: batch["x"],
             "^preprocess must return a batch, arrays by name",
         ),
+        (
+            lambda batch, key, positions: {"x": batch["x"][:1]},
+            r"^preprocess must return as many .* column 'x' has shape \[1\] for 2 examples\.$",
+        ),
     ],
 )
 def test_mistakes_in_preprocessing_are_one_line(preprocess, message):

@@ -1,5 +1,7 @@
 """Losses and metrics are one number per example, or refused in one line before anything compiles."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -154,6 +156,31 @@ def test_check_experiment_evaluates_losses_and_metrics_of_all_splits_by_shape():
         ValueError, match="model 'main' on split 'late': there is no column 'target'"
     ):
         check_experiment(good._replace(final_splits={"late": without}))
+
+
+def wrong_metric(outputs, batch):
+    raise RuntimeError("cannot be\nmeasured")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "columns", "message"),
+    [
+        ({}, ["image"], r"there is no column 'target', only \['image'\] \(in loss, "),
+        (
+            {"own": lambda outputs, batch: (batch["number"], batch["number"])},
+            ["image", "target"],
+            r"there is no column 'number', only .* \(in metrics\['own'\], ",
+        ),
+        ({"own": wrong_metric}, ["image", "target"], r"cannot be \(in metrics\['own'\], "),
+    ],
+)
+def test_the_loss_or_metric_that_does_not_fit_the_data_is_named(metrics, columns, message):
+    split = FederatedData.from_arrays({n: DATA.columns[n] for n in columns}, offsets=[0, 6])
+    experiment = experiment_of(hand_made(squares, metrics), {"late": split})
+    with pytest.raises(ValueError) as error:
+        check_experiment(experiment)
+    pattern = rf"model 'main' on split 'late': {message}test_example_losses\.py, line \d+\)\.?"
+    assert re.fullmatch(pattern, str(error.value))
 
 
 def test_a_mean_that_was_asked_for_is_the_loss_per_example():
