@@ -253,7 +253,8 @@ def _guesses(batch: Mapping[str, Any], outputs: Any) -> list[jax.ShapeDtypeStruc
 def _check_values(name: str, values: Any, size: int) -> None:
     if _shape(values) == (size,) and not isinstance(values, tuple | list):
         return
-    help_ = " fedcodist.per_example makes one of a mean over the batch." if name == "loss" else ""
+    is_loss = name in ("loss", "loss_hook")
+    help_ = " fedcodist.per_example makes one of a mean over the batch." if is_loss else ""
     raise WrongShape(
         f"{name} must have one number per example, [batch] = [{size}], got {_described(values)}.{help_}"
     )

@@ -13,6 +13,7 @@ from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
+from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.shuffling import permuted_positions
@@ -178,7 +179,8 @@ def train_client(
       The trained client. Every step's loss is computed at the parameters before that step.
 
     Raises:
-      ValueError, TypeError: names the field of `training` that is not allowed.
+      ValueError, TypeError: names the field of `training` that is not allowed, or the hook that returns
+        something else.
     """
     check_training("training", training, learning_rate=learning_rate)
     batch_size, epochs = batch_size_for(training.batch_size, data.capacity), training.epochs
@@ -188,7 +190,7 @@ def train_client(
             f"a client of {data.capacity} examples in batches of {batch_size}, got {epochs}."
         )
     optimizer = training.optimizer(learning_rate)
-    loss_of = loss_hook or model.loss
+    loss_of, name_of_loss = (model.loss, "loss") if loss_hook is None else (loss_hook, "loss_hook")
     mean_loss = model.mean_loss if loss_hook is None else None
     order = _example_order(keys.derive(key, "order"), data, batch_size, epochs)
     steps_per_epoch = -(-data.size // batch_size)
@@ -209,7 +211,7 @@ def train_client(
         )
         if mean_loss is not None:
             return mean_loss(outputs, batch, mask), mutable
-        per_example = checked_loss(loss_of, outputs, batch)
+        per_example = checked_loss(loss_of, outputs, batch, name_of_loss)
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
 
     def step(index: jax.Array, carry: _Carry) -> _Carry:
@@ -227,8 +229,9 @@ def train_client(
             params, mutable, batch, mask, keys.derive(step_key, "dropout")
         )
         with jax.named_scope("optimizer"):
-            gradient = gradient_hook(gradient, params)
-            updates, new_state = optimizer.update(gradient, optimizer_state, params)
+            hooked = gradient_hook(gradient, params)
+            check_same_shapes("gradient_hook must return a gradient", gradient, hooked)
+            updates, new_state = optimizer.update(hooked, optimizer_state, params)
             new_params = optax.apply_updates(params, updates)
         loss_sum = loss_sum + value.astype(loss_sum.dtype)
         new = (new_params, new_mutable, new_state, loss_sum)

@@ -100,8 +100,13 @@ def check_method(
     if not has_server:
         return message, result
     if method.sends_models:
-        _check_same_shapes("an update of the model's shapes", message.params, result.update)
-        _check_same_shapes("mutable state of the model's", message.mutable, result.mutable)
+        promise = "method.client_update must return {}, or have sends_models=False"
+        check_same_shapes(
+            promise.format("an update of the model's shapes"), message.params, result.update
+        )
+        check_same_shapes(
+            promise.format("mutable state of the model's"), message.mutable, result.mutable
+        )
     at_server = message
     if method.server_message is not None:
         at_server = traced("method.server_message", method.server_message, server)
@@ -126,15 +131,6 @@ def check_method(
         )
         check_same("method.set_model must return a state as method.init makes it", server, after)
     return message, result
-
-
-def _check_same_shapes(promise: str, expected: PyTree, actual: PyTree) -> None:
-    """Arrays of other shapes would be broadcast over the model's."""
-    shapes = (
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
-        for tree in (expected, actual)
-    )
-    check_same(f"method.client_update must return {promise}, or have sends_models=False", *shapes)
 
 
 def _as_result(result: Any) -> Any:
@@ -255,6 +251,15 @@ def check_same(promise: str, expected: PyTree, actual: PyTree) -> None:
     structures: list[Any] = [jax.tree.structure(tree) for tree in (expected, actual)]
     if structures[0] != structures[1]:
         raise TypeError(f"{promise}: it has {kind_of(actual)} in place of {kind_of(expected)}.")
+
+
+def check_same_shapes(promise: str, expected: PyTree, actual: PyTree) -> None:
+    """As `check_same`, for arrays of any dtypes. Arrays of other shapes would be broadcast."""
+    shapes = (
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), tree)
+        for tree in (expected, actual)
+    )
+    check_same(promise, *shapes)
 
 
 def shape_of(leaf: Any) -> str:

@@ -150,6 +150,28 @@ def test_a_loss_hook_replaces_the_models_loss():
     np.testing.assert_allclose(trained.variables.params["weights"], weights, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        (
+            {"gradient_hook": lambda gradient, params: None},
+            r"^gradient_hook must return a gradient: at \['weights'\] it has nothing in place of",
+        ),
+        (
+            {"gradient_hook": lambda gradient, params: {"weights": jnp.zeros(1)}},
+            r"^gradient_hook must return a gradient: at \['weights'\] it has float32\[1\]",
+        ),
+        (
+            {"loss_hook": lambda outputs, batch: jnp.mean(outputs)},
+            r"^loss_hook must have one number per example, \[batch\] = \[4\], got float32\[\]",
+        ),
+    ],
+)
+def test_a_hook_that_returns_something_else_is_named(hooks, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run(TRAINING, **hooks)
+
+
 def test_preprocessing_sees_raw_columns_and_positions_and_a_new_key_each_step():
     def preprocess(batch, key, positions):
         assert batch["row"].dtype == jnp.int32
