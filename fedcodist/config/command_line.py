@@ -140,7 +140,10 @@ def _check_settings(arguments: list[str], config: ConfigDict) -> None:
                     "--config.loggers is no setting of the config; give --loggers=csv."
                 )
             nearest = nearest_name(name, [f"--config.{setting}" for setting in names])
-            raise ValueError(f"{name} is no setting of the config; did you mean {nearest}?")
+            raise ValueError(
+                f"{name} is no setting of the config; did you mean {nearest}? A setting that the config "
+                "file does not have yet must be written there."
+            )
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
