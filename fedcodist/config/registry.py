@@ -151,6 +151,11 @@ def _referenced(setting: str, reference: str, kind: str) -> Entry:
             f"{type(value).__name__}."
         )
     parameters = inspect.signature(value).parameters
+    if kind == CLIENTS and (of_server := [n for n in ("pools", "groups") if n in parameters]):
+        raise ValueError(
+            f"{setting} must be a method of clients, got {reference!r} with an argument "
+            f"{of_server[0]!r}: such a method is named by algorithm.name."
+        )
     reads = tuple(name for name in _DATA_SETS if f"num_{name}" in parameters)
     return Entry(value.__name__, value.__name__, kind, value, reads)
 
