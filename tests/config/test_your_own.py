@@ -355,7 +355,9 @@ def test_methods_of_ones_own(own):
         config, r"^training\.method must be a method of clients, got 'ones_own:ENTRY', one of pools"
     )
     config.training.method = f"{own}:my_pools"
-    refused(config, r"^training\.method must be .* got 'ones_own:my_pools' with an argument 'pools'")
+    refused(
+        config, r"^training\.method must be .* got 'ones_own:my_pools' with an argument 'pools'"
+    )
 
 
 def test_loggers_of_ones_own(own, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ that have the reader write a module. A page whose first line is `<!-- slow -->` 
 suite. What is not to be run is no `python` block: output is `text`, other libraries' code is `py`.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import fedcodist
 
 ROOT = Path(__file__).parents[2]
 SLOW = "<!-- slow -->"
@@ -57,6 +60,17 @@ def test_pages_of_the_site_are_in_its_navigation():
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     generated = {name for name in named if name.startswith(("api/", "results/index", "benchmarks"))}
     assert written == named - generated
+
+
+def test_cross_references_lead_to_names_of_the_api():
+    listed = {f"fedcodist.{module}.{name}" for name, module in fedcodist._MODULE_OF.items()}
+    for node in ast.parse((ROOT / "docs" / "api_pages.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OF_AUTHORS":
+            of_authors = eval(ast.unparse(node.value))
+    listed |= {f"fedcodist.{m}.{name}" for m, names in of_authors.items() for name in names}
+    for path in (ROOT / "docs").rglob("*.md"):
+        for target in re.findall(r"\]\[(fedcodist\.[\w.]+)\]", path.read_text(encoding="utf-8")):
+            assert {target, target.rpartition(".")[0]} & listed, (path.name, target)
 
 
 def test_no_text_has_both_sides_of_a_merge():
