@@ -136,10 +136,13 @@ def _missing(error: Exception, config: ConfigDict) -> str | None:
         return None
     if set(group) == set(config):  # the whole config, or a copy with a chunk size of its own
         return name
-    for path in (p for p in _paths(config) if isinstance(_value(config, p), ConfigDict)):
-        if _value(config, path) == group:
-            return f"{path}.{name}"
-    return None
+    groups = {p: v for p in _paths(config) if isinstance(v := _value(config, p), ConfigDict)}
+    # `execution` too may be a copy with a chunk size of its own.
+    same_names = [path for path, value in groups.items() if set(value) == set(group)]
+    same = [path for path in same_names if groups[path] == group]
+    if not same and len(same_names) == 1:
+        same = same_names
+    return f"{same[0]}.{name}" if same else None
 
 
 def _paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:

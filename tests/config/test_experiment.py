@@ -899,12 +899,18 @@ def test_ensembles_of_clients_of_several_pools_are_refused():
         config.algorithm.measured = ("clients",)
     with pytest.raises(ValueError, match=r"^algorithm\.measured must be of a method with one pool"):
         build_experiment(config)
+    config = digits_methods.get_config("fed_ensemble")
+    with config.unlocked():
+        config.algorithm.measured = ("clients",)
+    with pytest.raises(ValueError, match=r"^algorithm\.measured must be empty for fed_ensemble"):
+        build_experiment(config)
 
 
-@pytest.mark.parametrize("name", ["pools", "training", "data", "evaluation"])
+@pytest.mark.parametrize("name", ["pools", "training", "data", "evaluation", "execution.stream"])
 def test_a_config_without_a_group_is_one_line(name):
     config = digits_methods.get_config("fed_avg")
-    del config[name]
+    group, _, setting = name.rpartition(".")
+    del (config[group] if group else config)[setting]
     with pytest.raises(ValueError, match=rf"^the config lacks '{name}"):
         build_experiment(config)
 
