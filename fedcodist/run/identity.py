@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from fedcodist.core.for_each_client import Execution
 from fedcodist.data.column_values import give_back_pages
@@ -50,6 +51,12 @@ _PARTS = (
     "data_set_sizes",
 )
 _LIBRARIES = {"fedcodist", *sys.stdlib_module_names}
+# Methods that change a list, a set or a mapping.
+_CHANGING = {
+    *("append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear"),
+    *("remove", "discard", "sort", "reverse"),
+}
+_OPPOSITE = {"TRUE": "FALSE", "FALSE": "TRUE", "NONE": "NOT_NONE", "NOT_NONE": "NONE"}
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
 
 
@@ -251,7 +258,7 @@ class _Description:
             self._class(path, value)
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             self._parts(path, _name(type(value)), value._asdict())
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping | ConfigDict):
             self._parts(path, "mapping", {f"[{_key(key)}]": item for key, item in value.items()})
         elif isinstance(value, list | tuple):
             self._parts(path, "list", {f"[{index}]": item for index, item in enumerate(value)})
@@ -277,8 +284,14 @@ class _Description:
             named = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
             parts |= dict(zip(named, defaults, strict=True)) | (function.__kwdefaults__ or {})
         if is_users:
-            variables = dict(_globals(code, function.__globals__))
-            parts |= {name: value for name, value in variables.items() if _is_lasting(value)}
+            variables, written = dict(_globals(code, function.__globals__)), set(_written(code))
+            parts |= {
+                name: value
+                for name, value in variables.items()
+                # The `update` of an optimizer, a named tuple, changes nothing.
+                if (name not in written or isinstance(value, tuple)) and _is_lasting(value)
+            }
+            parts |= _annotated_classes(function)
         self._parts(path, _name(function), parts)
         if is_users or function.__name__ == "<lambda>":
             self.entries[f"{path}.code"] = [*_code(code)]
@@ -287,14 +300,24 @@ class _Description:
         self.entries[path] = _name(class_)
         if _is_library(class_):
             return
-        for name, method in vars(class_).items():
-            is_generated = name.startswith("__") and (
-                name != "__call__" and (name != "__init__" or dataclasses.is_dataclass(class_))
-            )
-            while hasattr(method, "__wrapped__"):
-                method = method.__wrapped__
-            if isinstance(method, types.FunctionType) and not is_generated:
-                self.add(f"{path}.{name}", method)
+        for index, base in enumerate(class_.__bases__):
+            if not _is_library(base):
+                self.add(f"{path}.base[{index}]", base)
+        if hasattr(class_, "_field_defaults"):  # of a named tuple
+            self.add(f"{path}.defaults", class_._field_defaults)
+        if dataclasses.is_dataclass(class_):
+            for field in dataclasses.fields(class_):
+                if field.default_factory is not dataclasses.MISSING:
+                    self.add(f"{path}.{field.name}", field.default_factory)
+        for name, attribute in vars(class_).items():
+            function = _function_of(attribute)
+            if isinstance(function, types.FunctionType):
+                # A class gets further methods from a library, such as the `__eq__` of a dataclass.
+                is_written = function.__code__.co_filename != "<string>"
+                if not name.startswith("__") or (is_written and not _is_library(function)):
+                    self.add(f"{path}.{name}", function)
+            elif _is_constant_of_class(name, attribute):
+                self.add(f"{path}.{name}", attribute)
 
     def _object(self, path: str, value: Any) -> None:
         if dataclasses.is_dataclass(value):
@@ -388,14 +411,75 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, None
 
 
+def _function_of(attribute: Any) -> Any:
+    """The function of a class's property, class method, or wrapped method."""
+    attribute = getattr(attribute, "wrapped", attribute)  # by Flax, of a module's property
+    if isinstance(attribute, property):
+        attribute = attribute.fget
+    if isinstance(attribute, functools.cached_property):
+        attribute = attribute.func
+    while hasattr(attribute, "__wrapped__"):
+        attribute = attribute.__wrapped__
+    return attribute
+
+
+def _is_constant_of_class(name: str, attribute: Any) -> bool:
+    """Whether methods may depend on a class's attribute. Flax adds private ones, and some of None."""
+    if name.startswith("_"):
+        is_number_or_text = isinstance(attribute, int | float | str)
+        return is_number_or_text and not isinstance(attribute, bool) and name[:2] != "__"
+    return attribute is not None and _is_lasting(attribute)
+
+
+def _annotated_classes(function: types.FunctionType) -> dict[str, Any]:
+    """A user's named tuples among the annotations; a config makes them with their defaults."""
+    classes = {}
+    for name, annotation in function.__annotations__.items():
+        if isinstance(annotation, str):
+            annotation = function.__globals__.get(annotation)
+        if hasattr(annotation, "_field_defaults") and not _is_library(annotation):
+            classes[f"annotation of {name}"] = annotation
+    return classes
+
+
 def _is_lasting(value: Any) -> bool:
-    """Whether code may depend on a module's variable: a constant, function or class, not a cache."""
+    """Whether code may depend on a module's variable: a constant, function, class or module of Flax.
+
+    Lists and mappings of such are constants too, unless the code changes them: see `_written`.
+    """
     if isinstance(value, types.ModuleType):
         return False
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple | AbstractSet):
         return all(map(_is_lasting, value))
+    if isinstance(value, Mapping | ConfigDict):
+        return all(map(_is_lasting, value.values()))
+    if dataclasses.is_dataclass(value):
+        return True
     lasting = (types.FunctionType, functools.partial, type, np.ndarray, jax.Array)
     return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
+
+
+def _written(code: types.CodeType) -> Iterator[str]:
+    """The module's variables that code sets or changes, such as a cache: state, and no constants."""
+    instructions = list(dis.get_instructions(code))
+    for index, instruction in enumerate(instructions):
+        name, before = instruction.opname, instructions[index - 1] if index else None
+        if isinstance(instruction.argval, types.CodeType):
+            yield from _written(instruction.argval)
+        elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            yield instruction.argval
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _CHANGING:
+            if before is not None and before.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield before.argval
+        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            depth, place = 0, index
+            while depth < 1 and place > 0:  # back over the key
+                place -= 1
+                step = instructions[place]
+                depth += dis.stack_effect(step.opcode, step.arg, jump=False)
+            container = instructions[place - 1] if place else None
+            if container is not None and container.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield container.argval
 
 
 def _globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -422,12 +506,18 @@ def _is_users_module(value: Any) -> bool:
 
 
 def _code(code: types.CodeType) -> Iterator[Any]:
-    """The names, constants and operators of some code, in their order."""
+    """The names, constants, operators and branches of some code, in their order."""
     inner = {*code.co_cellvars, *code.co_freevars}
-    for instruction in dis.get_instructions(code):
+    instructions = list(dis.get_instructions(code))
+    for instruction, after in itertools.zip_longest(instructions, instructions[1:]):
         name, value = instruction.opname, instruction.argval
         if isinstance(value, types.CodeType):
             yield from _code(value)
+        elif "JUMP" in name and "IF_" in name:
+            condition = name.partition("IF_")[2].removesuffix("_OR_POP")
+            # Some versions of Python jump to a loop's body, and others jump over it.
+            is_inverted = after is not None and after.opname.startswith("JUMP_BACKWARD")
+            yield f"if {_OPPOSITE[condition] if is_inverted else condition}"
         elif name in _LOADS:
             yield value
         elif "LOAD_FAST" in name and "CLEAR" not in name:

@@ -85,7 +85,9 @@ def with_client_ensembles(
     check_client_ensembles("measured", measured, pool, num_models=len(names))
     state = jax.eval_shape(plain.init, jax.eval_shape(lambda: jax.random.key(0)))
     if not isinstance(state, FedSDDState):
-        raise ValueError(f"measured must be empty for {plain.name}: FedSDD alone has these ensembles.")
+        raise ValueError(
+            f"measured must be empty for {plain.name}: FedSDD alone has these ensembles."
+        )
     algorithm = build(pool._replace(method=keeping_models(pool.method)))
     model = pool.method.model
 
