@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.errors import FlaxError
+from flax.errors import ScopeParamShapeError
 
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.inputs import ClientData
@@ -21,16 +21,7 @@ from fedcodist.core.tracing import strongly_typed
 from fedcodist.core.trees import named_leaves
 
 PyTree = Any
-# Exceptions that tracing a function may raise if it does not fit its arguments.
-MISFITS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    FlaxError,
-)
+_OF_TRACING = " The error occurred while tracing"  # from here JAX tells of this library's functions
 
 
 def check_method(
@@ -59,7 +50,7 @@ def check_method(
     data = ClientData(shapes, scalar, scalar, scalar, capacity=1, ragged=False)
     # None would count as nothing in a tree, and a method would calculate with it.
     is_missing = lambda value: value is None and method.hyper is not None
-    hyper = jax.tree.map(hyper_shape, method.hyper, is_leaf=is_missing)
+    hyper = hyper_shapes(method.hyper, is_leaf=is_missing)
     server = traced("method.init", lambda key: strongly_typed(method.init(key)), key)
     message = traced("method.broadcast", method.broadcast, server)
     for name in ("params", "mutable"):
@@ -177,13 +168,16 @@ def traced(
     except KeyError as error:
         line = f" ({place})" if (place := users_line(error)) else ""
         raise ValueError(f"{name} looks up {error}{line}, which is not there{hint}.") from error
-    except MISFITS as error:
+    except Exception as error:
         if raised_here(error):
             raise
-        message = " ".join(str(error).split()) or type(error).__name__
+        message = " ".join(str(error).split()).partition(_OF_TRACING)[0] or type(error).__name__
         kind = type(error) if type(error) in (TypeError, ValueError) else ValueError
         about = about_none if "NoneType" in message else ""
-        raise kind(f"{name} does not fit what it is given{about}: {message}") from error
+        if isinstance(error, ScopeParamShapeError):
+            about += ", inputs of another shape than the network was made with"
+        line = f" ({place})" if (place := users_line(error)) else ""
+        raise kind(f"{name} does not fit what it is given{about}{line}: {message}") from error
 
 
 def raised_here(error: BaseException) -> bool:
@@ -212,15 +206,33 @@ class Promised(Exception):
     """A function returned a wrong kind of value. The message continues after the function's name."""
 
 
-def hyper_shape(value: Any) -> Any:
-    """A hyper-parameter's shape in training. Raises TypeError that names `hyper` if not a number."""
+def hyper_shapes(hyper: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
+    """The shapes of an algorithm's hyper-parameters. Raises ValueError or TypeError that names one."""
+
+    def shape(path: tuple[Any, ...], value: Any) -> Any:
+        return hyper_shape(value, f"hyper{jax.tree_util.keystr(path)}")
+
+    return jax.tree_util.tree_map_with_path(shape, hyper, is_leaf=is_leaf)
+
+
+def hyper_shape(value: Any, name: str = "hyper") -> Any:
+    """A hyper-parameter's shape in training. Raises TypeError or ValueError unless it is a number."""
     try:
         if value is None or np.asarray(value).dtype.kind in "OSU":  # text may look like a number
             raise TypeError
-        shape = np.asarray(value, float).shape
+        numbers = np.asarray(value, float)
     except (TypeError, ValueError):
-        raise TypeError(f"hyper must hold numbers, got {value!r}.") from None
-    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(float))
+        raise TypeError(f"{name} must hold numbers, got {value!r}.") from None
+    if np.isnan(numbers).any():
+        raise ValueError(f"{name} must hold numbers, got {value!r}.")
+    return jax.ShapeDtypeStruct(numbers.shape, jax.dtypes.canonicalize_dtype(float))
+
+
+def without_value(hyper: PyTree) -> str:
+    """Which hyper-parameters are None, for messages about a None; '' if none is."""
+    leaves = jax.tree_util.tree_flatten_with_path(hyper, is_leaf=lambda value: value is None)[0]
+    missing = [f"hyper{jax.tree_util.keystr(path)}" for path, value in leaves if value is None]
+    return f" ({', '.join(missing)} is None)" if missing and hyper is not None else ""
 
 
 def check_variables(name: str, variables: Any) -> None:

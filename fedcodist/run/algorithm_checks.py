@@ -9,14 +9,14 @@ import numpy as np
 
 from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
-    MISFITS,
     Promised,
     check_same,
     check_variables,
-    hyper_shape,
+    hyper_shapes,
     kind_of,
     shape_of,
     traced,
+    without_value,
 )
 from fedcodist.core.padding_checks import Filled, collected, of_round
 from fedcodist.core.tracing import strongly_typed, traced_once
@@ -46,7 +46,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
         pool: _client_states(algorithm, pool, selection) for pool in algorithm.client_states
     }
     _check_no_keys("algorithm.client_states must hold", client_states)
-    hyper = jax.tree.map(hyper_shape, algorithm.hyper)
+    hyper = hyper_shapes(algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, client_states, Round(integer, key, inputs), hyper)
     with collected() as filled:
@@ -131,13 +131,14 @@ def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> 
     try:
         result = jax.eval_shape(traced_once(algorithm.round), *arguments)
         return _three(result)
-    except (Promised, *MISFITS):  # traced again, for a message that names the function
+    except Exception:  # traced again, for a message that names the function
         return traced(
             "algorithm.round",
             lambda *parts: _three(algorithm.round(*parts)),
             *arguments,
             hint=f": {_columns(arguments[2].inputs)} before preprocessing, and algorithm.select names "
             f"clients of {sorted(selection.clients)} and the data sets {sorted(selection.examples)}",
+            about_none=without_value(algorithm.hyper),
         )
 
 

@@ -119,6 +119,13 @@ def reads_unlabelled(state, rows, metrics, inputs):
     return state, rows, metrics | {"main/mean": jnp.mean(inputs.examples["unlabelled"].indices)}
 
 
+DENSE = {"params": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}
+
+
+def fails(key):
+    raise RuntimeError("not ready")
+
+
 def reads_pixels(state, rows, metrics, inputs):
     return state, rows, metrics | {"main/mean": inputs.examples["unlabelled"].columns["pixels"]}
 
@@ -249,11 +256,35 @@ WRONG = {
     ),
     "hyper is text": (
         lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper("fast", 1.0)}),
-        r"hyper must hold numbers, got 'fast'",
+        r"hyper\['main'\]\.client_learning_rate must hold numbers, got 'fast'",
+    ),
+    "hyper is not a number": (
+        lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper(0.1, float("nan"))}),
+        r"hyper\['main'\]\.server_learning_rate must hold numbers, got nan",
     ),
     "hyper is text that looks like a number": (
         lambda: make_algorithm()._replace(hyper={"main": FedAvgHyper("0.1", 1.0)}),
-        r"hyper must hold numbers, got '0.1'",
+        r"hyper\['main'\]\.client_learning_rate must hold numbers, got '0.1'",
+    ),
+    "hyper that the round needs is missing": (
+        lambda: make_algorithm()._replace(
+            hyper={"decay": None}, round=lambda state, rows, round, hyper: state * hyper["decay"]
+        ),
+        r"given \(hyper\['decay'\] is None\) \(test_algorithm_checks\.py, line \d+\): unsupported",
+    ),
+    "a name that is not there": (
+        lambda: make_algorithm()._replace(round=lambda *_: undefined_name),  # noqa: F821
+        r"algorithm.round does not fit .* \(test_algorithm_checks\.py, line \d+\): name 'undef",
+    ),
+    "an error of one's own": (
+        lambda: make_algorithm()._replace(init=fails),
+        r"algorithm.init does not fit .* \(test_algorithm_checks\.py, line \d+\): not ready",
+    ),
+    "a branch on a traced value": (
+        lambda: make_algorithm()._replace(
+            round=lambda state, rows, round, hyper: state if round.index > 1 else rows
+        ),
+        r"test_algorithm_checks\.py, line \d+\): Attempted boolean conversion .{,60}\.$",
     ),
     "a predictor without variables": (
         lambda: make_algorithm()._replace(
@@ -351,7 +382,14 @@ WRONG_METHODS = {
         r"client_update must return a ClientResult, of update, .* got nothing",
     ),
     "no steps": (of_client(metrics={"loss": 0.0}), r"metrics with 'num_steps', .* got \['loss'\]"),
-    "hyper of nothing": ({"hyper": FedAvgHyper(None, 1.0)}, r"hyper must hold numbers, got None"),
+    "hyper of nothing": (
+        {"hyper": FedAvgHyper(None, 1.0)},
+        r"hyper\.client_learning_rate must hold numbers, got None",
+    ),
+    "images of another shape than the network's": (
+        {"client_update": lambda *_: nn.Dense(2).apply(DENSE, jnp.zeros((2, 4)))},
+        r"does not fit what it is given, inputs of another shape than the network was made with",
+    ),
     "metrics without names": (
         of_client(metrics=[1.0]),
         r"must return metrics by name, .* got list",
