@@ -19,7 +19,7 @@ settings of distillation with which PeriodicCodist lifts Table 1's large model. 
 for Table 1's cells. On two cores PeriodicCodist takes more than two hours, and MergedCodist six; they
 are meant for a GPU.
 
-For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.0 points. The large
+For PeriodicCodist it does not, as far as one seed tells: 35.8 and 36.8 %, -1.0 +- 2.2 points. The large
 model has 32.7 and 31.2 %, +1.5 +- 1.6.
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_preprocessing.py \
