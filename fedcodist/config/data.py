@@ -99,6 +99,10 @@ def load_data(settings: ConfigDict) -> Data:
 
 def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
     """Takes the clients' own test examples, and the unseen clients, out of the training examples."""
+    if "train" not in data.splits:  # of a user's Data
+        raise ValueError(
+            f"data.name {settings.name!r} must return a split 'train', got {sorted(data.splits)}."
+        )
     share, count = settings.get("client_test_share"), settings.get("unseen_clients")
     train, seed, text = data.splits["train"], settings.get("seed") or 0, data.text
     splits = {}
@@ -106,6 +110,11 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
         if share is None:
             raise ValueError(
                 "data.client_test_share must be set for data.unseen_clients to be evaluated."
+            )
+        if count >= train.num_clients:
+            raise ValueError(
+                f"data.unseen_clients must leave some of the {train.num_clients} clients to train, got "
+                f"{count}."
             )
         train, unseen = unseen_clients(train, count, seed)
         text = _without(text, data.splits["train"], train)

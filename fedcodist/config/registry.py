@@ -81,6 +81,8 @@ def register(entry: Entry) -> None:
     """
     if entry.kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {entry.kind!r} of {entry.name!r}.")
+    if isinstance(entry.reads, str):
+        raise TypeError(f"reads must be a tuple of names, got {entry.reads!r} of {entry.name!r}.")
     for name in entry.reads:
         if name not in _READS:
             raise ValueError(f"reads must be of {_READS}, got {name!r} of {entry.name!r}.")

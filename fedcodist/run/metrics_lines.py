@@ -12,7 +12,7 @@ Record = dict[str, Any]
 # The keys of a metrics line that are not metrics.
 WHAT_IS_MEASURED = ("round", "model", "split", "seed")
 # Names that no metric may have: what lines have beside metrics, and endings of derived metrics.
-_TAKEN = ("clients", "epsilon", *WHAT_IS_MEASURED)
+_TAKEN = ("clients", "epsilon", "per_client", *WHAT_IS_MEASURED)
 _ENDINGS = ("_per_client", "_per_label", "_mean", *OVER_CLIENTS)
 TRAINING = "clients"  # the split of training's metrics lines
 # Metrics of a round: whether a pool's updates are finite, and whether its model after the round is.

@@ -141,6 +141,8 @@ def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any
     functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
     place = f" ({places})" if places else ""
+    if isinstance(error, KeyError) and error.args and error.args[0] in columns:
+        return f"evaluation_preprocess must keep column {error}{place}."
     if isinstance(error, KeyError):
         return f"there is no column {error}, only {sorted(columns)}{place}."
     for name, column in columns.items():

@@ -136,6 +136,16 @@ def test_a_client_split_of_every_evaluation_is_not_one_of_the_end():
     check_experiment(experiment)
 
 
+def test_not_all_clients_can_be_unseen():
+    config = digits_personal.get_config("ditto")
+    with config.unlocked():
+        config.data.update(client_test_share=0.25, unseen_clients=config.data.num_clients)
+    with pytest.raises(
+        ValueError, match=r"^data\.unseen_clients must leave some of the \d+ clients"
+    ):
+        build_experiment(config)
+
+
 @pytest.mark.parametrize("method", ["fed_df", "fed_be", "fed_sdd", "fed_ensemble"])
 def test_ensembles_average_logits_and_text_has_none(method):
     data = SimpleNamespace(text="sentences")

@@ -165,6 +165,8 @@ def test_a_method_cannot_read_what_no_run_has():
         ValueError, match=r"^reads must be of .*'public'.*, got 'publik' of 'mine'\.$"
     ):
         register(Entry("mine", "Mine", PARTIES, "my_module:mine", ("publik",)))
+    with pytest.raises(TypeError, match=r"^reads must be a tuple of names, got 'public' of 'mine'"):
+        register(Entry("mine", "Mine", PARTIES, "my_module:mine", "public"))
     assert "mine" not in ENTRIES
 
 

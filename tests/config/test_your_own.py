@@ -52,6 +52,7 @@ def load(rows=12, wrong=None):
 
 def whole(**settings):
     splits = load()
+    splits.pop(settings.get("without"), None)
     return Data(splits, np.zeros((2, 4)), half, half, num_classes=7)
 
 def deal(labels, seed, parts): return np.array_split(np.arange(len(labels)), parts)
@@ -199,6 +200,10 @@ def test_data_of_ones_own(own):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            dict(name="ones_own:whole", without="train"),
+            r"^data\.name 'ones_own:whole' must return a split 'train', got \['distillation', ",
+        ),
         (dict(wrong="type"), r"^data\.name 'ones_own:load' must return a mapping .*, got int\.$"),
         (dict(wrong="splits"), r"^data\.name .* with the clients as 'train', got \['test'\]\.$"),
         (dict(wrong="arrays"), r"^data\.name .* to FederatedData.*, got dict for 'train', the"),

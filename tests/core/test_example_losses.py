@@ -162,6 +162,24 @@ def wrong_metric(outputs, batch):
     raise RuntimeError("cannot be\nmeasured")
 
 
+def test_a_column_that_preprocessing_drops_is_said_to_be_dropped():
+    experiment = experiment_of(hand_made(squares), {"late": DATA})
+    experiment = experiment._replace(
+        evaluation_preprocess=lambda batch, key, positions: {"image": batch["image"]}
+    )
+    message = r"on split 'late': evaluation_preprocess must keep column 'target' \(in loss, "
+    with pytest.raises(ValueError, match=message):
+        check_experiment(experiment)
+
+
+def test_the_name_of_what_lines_have_per_client_is_taken():
+    metrics = {"per_client": accuracy()}
+    with pytest.raises(
+        ValueError, match=r"metrics\['per_client'\] of model 'main' must have a name"
+    ):
+        check_experiment(experiment_of(hand_made(squares, metrics)))
+
+
 @pytest.mark.parametrize(
     ("metrics", "columns", "message"),
     [

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.checks import check_clients, check_integer, check_names
+from fedcodist.core.checks import check_clients, check_integer, check_names, shown
 from fedcodist.core.communication import Communication
 from fedcodist.core.model import Model
 
@@ -40,6 +40,8 @@ def check_groups(
     checked: dict[str, PartyGroup] = {}
     owner: dict[int, str] = {}
     for name, group in groups.items():
+        if not isinstance(group, PartyGroup):
+            raise TypeError(f"groups[{name!r}] must be a PartyGroup, got {shown(group)}.")
         clients = check_clients(f"groups[{name!r}].clients", group.clients)
         for client in clients.tolist():
             if client in owner:

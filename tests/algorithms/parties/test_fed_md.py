@@ -14,7 +14,7 @@ from fedcodist.algorithms.parties import fed_md as fed_md_module
 from fedcodist.algorithms.parties.alignment import Alignment, sent
 from fedcodist.algorithms.parties.digest_and_revisit import mean_absolute_error
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
-from fedcodist.algorithms.parties.groups import PartyGroup
+from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, _client_update, run_parties
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
@@ -638,6 +638,7 @@ def build(
     "make, message",
     [
         (lambda: build({}), "groups must hold at least one architecture"),
+        (lambda: check_groups({"a": 3}), r"groups\['a'\] must be a PartyGroup, got 3"),
         (
             lambda: build({"a": PartyGroup(linear(), np.array([], int))}),
             r"groups\['a'\].clients must not",
