@@ -171,8 +171,9 @@ def reason_of(error: BaseException) -> str:
 
 def line_of(error: BaseException, file: str | None) -> int | None:
     """The last line of the file that was run, or the line with a syntax error."""
-    if isinstance(error, SyntaxError) and error.filename == file:
-        return error.lineno
+    if isinstance(error, SyntaxError) and error.filename is not None and file is not None:
+        if Path(error.filename).resolve() == Path(file).resolve():
+            return error.lineno
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == file:

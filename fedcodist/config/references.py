@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedcodist.config.config_file import line_of, reason_of
@@ -58,8 +59,25 @@ def value_at(setting: str, reference: str) -> Any:
       ValueError: names the setting: there is no such module, its import fails, or it has no such name.
     """
     name, _, path = reference.partition(":")
+    value: Any = imported(setting, reference, name)
+    for part in path.split("."):
+        if not hasattr(value, part):
+            nearest = difflib.get_close_matches(part, dir(value), n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            raise ValueError(f"{setting} {reference!r}: there is no {part!r} in {name}{hint}")
+        value = getattr(value, part)
+    return value
+
+
+def imported(setting: str, reference: str, name: str) -> ModuleType:
+    """The module of this name, to which a setting's value refers.
+
+    Raises:
+      ValueError: names the setting, and the line in the module: there is no such module, or its import
+        fails.
+    """
     try:
-        value: Any = importlib.import_module(name)
+        return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # `sys.exit` among them
@@ -72,13 +90,6 @@ def value_at(setting: str, reference: str) -> Any:
         raise ValueError(
             f"{setting} {reference!r}: the import of {name} failed: {_told(error, _file_of(name))}"
         ) from error
-    for part in path.split("."):
-        if not hasattr(value, part):
-            nearest = difflib.get_close_matches(part, dir(value), n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-            raise ValueError(f"{setting} {reference!r}: there is no {part!r} in {name}{hint}")
-        value = getattr(value, part)
-    return value
 
 
 def called(

@@ -18,13 +18,12 @@ it is a method of pools, of parties or of a graph, if the config has `pools`, `p
 `training.<the function's name>`.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedcodist.config import passes
-from fedcodist.config.references import choice_or_reference, is_reference, value_at
+from fedcodist.config.references import choice_or_reference, imported, is_reference, value_at
 
 # How a client trains (`training.method`); what a server does with pools' models, parties, who have
 # networks of their own, and clients on a graph (`algorithm.name`).
@@ -100,16 +99,10 @@ def load_methods(config: Mapping[str, Any]) -> None:
     """Imports the modules that `config.methods` names, which register their methods.
 
     Raises:
-      ValueError: names the module that cannot be imported.
+      ValueError: names the module that cannot be imported, and the line that failed.
     """
     for module in config.get("methods") or ():
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"methods must be modules that can be imported, got {module!r}: {reason}"
-            ) from error
+        imported("methods", module, module)
 
 
 def client_entry(config: Mapping[str, Any]) -> Entry:

@@ -108,11 +108,11 @@ def test_the_same_entry_twice_is_fine_and_a_name_that_is_taken_is_one_line(outsi
 def test_modules_that_cannot_be_imported_are_one_line(outside, tmp_path):
     config = config_of("a_module_that_is_not_there", times=1)
     with pytest.raises(
-        ValueError, match=r"^methods must be modules .* 'a_module_that_is_not_there'"
+        ValueError, match=r"^methods 'a_module_that_is_not_there': there is no module"
     ):
         build_experiment(config)
     (tmp_path / "broken_methods.py").write_text("1 / 0\n")
-    with pytest.raises(ValueError, match=r"^methods .* got 'broken_methods': division by zero"):
+    with pytest.raises(ValueError, match=r"^methods 'broken_methods': .* division by zero \(broken_methods\.py, line 1\)"):
         build_experiment(config_of("broken_methods", times=1))
     with config.ignore_type():
         config.methods = "outside_methods"
