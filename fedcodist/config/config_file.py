@@ -171,9 +171,9 @@ def reason_of(error: BaseException) -> str:
 
 def line_of(error: BaseException, file: str | None) -> int | None:
     """The last line of the file that was run, or the line with a syntax error."""
-    if isinstance(error, SyntaxError) and error.filename is not None and file is not None:
-        if Path(error.filename).resolve() == Path(file).resolve():
-            return error.lineno
+    of_file = getattr(error, "filename", None) if isinstance(error, SyntaxError) else None
+    if of_file and file and Path(of_file).resolve() == Path(file).resolve():
+        return error.lineno  # type: ignore[attr-defined]
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == file:

@@ -112,7 +112,10 @@ def test_modules_that_cannot_be_imported_are_one_line(outside, tmp_path):
     ):
         build_experiment(config)
     (tmp_path / "broken_methods.py").write_text("1 / 0\n")
-    with pytest.raises(ValueError, match=r"^methods 'broken_methods': .* division by zero \(broken_methods\.py, line 1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"^methods 'broken_methods': .* division by zero \(broken_methods\.py, line 1\)",
+    ):
         build_experiment(config_of("broken_methods", times=1))
     with config.ignore_type():
         config.methods = "outside_methods"
