@@ -19,6 +19,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -442,19 +443,21 @@ def _annotated_classes(function: types.FunctionType) -> dict[str, Any]:
     return classes
 
 
-def _is_lasting(value: Any) -> bool:
+def _is_lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
     """Whether code may depend on a module's variable: a constant, function, class or module of Flax.
 
-    Lists and mappings of such are constants too, unless the code changes them: see `_written`.
+    Lists and mappings of such are constants too, unless the code changes them: see `_written`. Those
+    that hold themselves are none; `inside` has the ids of those around a value.
     """
-    if isinstance(value, types.ModuleType):
+    if isinstance(value, types.ModuleType) or id(value) in inside:
         return False
+    inside = (*inside, id(value))
     if isinstance(value, list | tuple | AbstractSet):
-        return all(map(_is_lasting, value))
+        return all(_is_lasting(item, inside) for item in value)
     if isinstance(value, Mapping | ConfigDict):
-        return all(map(_is_lasting, value.values()))
-    if dataclasses.is_dataclass(value):
-        return True
+        return all(_is_lasting(item, inside) for item in value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return isinstance(value, nn.Module) or value.__dataclass_params__.frozen  # type: ignore
     lasting = (types.FunctionType, functools.partial, type, np.ndarray, jax.Array)
     return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
 

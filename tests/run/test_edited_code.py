@@ -112,6 +112,18 @@ def f(x):
 """
 
 
+def test_objects_that_may_change_are_no_constants():
+    code = """
+@dataclasses.dataclass
+class Counter:
+    count: int
+COUNTER, HELD = Counter({}), {{"a": {}}}
+HELD["itself"] = HELD
+def f(x): return COUNTER.count, HELD["a"]
+"""
+    assert described_code(code.format(1, 1), "f") == described_code(code.format(2, 2), "f")
+
+
 def test_what_code_changes_is_no_constant():
     before = described_code(STATE, "f")
     assert before == described_code(
