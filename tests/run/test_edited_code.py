@@ -101,13 +101,13 @@ def test_an_edit_of_a_branch_is_seen(case):
 
 
 STATE = """
-CALLS, COUNT, SEEN = [], 0, dict(last=0)
+CALLS, COUNT, SEEN, GONE = [], 0, dict(last=0), dict(next=0)
 def f(x):
     global COUNT
     COUNT += 1
     CALLS.append(x)
     SEEN[x + 1] = CALLS, COUNT
-    del SEEN[x]
+    del GONE[x]
     return x
 """
 
@@ -126,9 +126,9 @@ def f(x): return COUNTER.count, HELD["a"]
 
 def test_what_code_changes_is_no_constant():
     before = described_code(STATE, "f")
-    assert before == described_code(
-        STATE.replace("[], 0, dict(last=0)", "[1], 5, dict(last=7)"), "f"
-    )
+    values = ("[]", "[1]"), (" 0,", " 5,"), ("last=0", "last=7"), ("next=0", "next=7")
+    for value, other in values:
+        assert before == described_code(STATE.replace(value, other), "f")
     # Another mapping is changed here.
     code = "FACTOR = dict(by={})\ndef f(x):\n    x['y'] = FACTOR['by']\n    return x"
     assert described_code(code.format(1), "f") != described_code(code.format(2), "f")
