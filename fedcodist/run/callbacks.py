@@ -54,6 +54,10 @@ def check_callbacks(callbacks: Any, experiment: Any) -> None:
     for callback in callbacks:
         if not callable(callback):
             raise TypeError(f"callbacks must be functions of records, got {shown(callback)}.")
+        if isinstance(callback, type):
+            raise TypeError(
+                f"callbacks must be functions of records, got the class {callback.__name__}: call it."
+            )
         _check_parameters(callback)
         if hasattr(callback, "check"):
             callback.check(experiment)

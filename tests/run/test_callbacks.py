@@ -307,6 +307,7 @@ def test_means_over_seeds_and_models_and_undefined_values():
         (StopEarly("train", patience=0), r"^patience must be at least 1, got 0\.$"),
         (StopEarly("train", min_delta=-1), r"^min_delta must be .*at least 0, got -1\.$"),
         (StopEarly(3), r"^split must be text, got 3"),
+        (KeepBest, r"^callbacks must be functions of records, got the class KeepBest: call it\.$"),
         (
             lambda records, stop: None,
             r"^callbacks must be functions of records, .* got one of \(records, stop\): missing",
