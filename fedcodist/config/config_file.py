@@ -169,11 +169,15 @@ def reason_of(error: BaseException) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
+def _is_same_file(one: str | None, other: str | None) -> bool:
+    """Whether two paths, of which one may be relative, are those of one file."""
+    return bool(one and other) and Path(str(one)).resolve() == Path(str(other)).resolve()
+
+
 def line_of(error: BaseException, file: str | None) -> int | None:
     """The last line of the file that was run, or the line with a syntax error."""
-    of_file = getattr(error, "filename", None) if isinstance(error, SyntaxError) else None
-    if of_file and file and Path(of_file).resolve() == Path(file).resolve():
-        return error.lineno  # type: ignore[attr-defined]
+    if isinstance(error, SyntaxError) and _is_same_file(error.filename, file):
+        return error.lineno
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == file:

@@ -111,12 +111,8 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
             raise ValueError(
                 "data.client_test_share must be set for data.unseen_clients to be evaluated."
             )
-        if count >= train.num_clients:
-            raise ValueError(
-                f"data.unseen_clients must leave some of the {train.num_clients} clients to train, got "
-                f"{count}."
-            )
-        train, unseen = unseen_clients(train, count, seed)
+        with named("data.unseen_clients: "):
+            train, unseen = unseen_clients(train, count, seed)
         text = _without(text, data.splits["train"], train)
         own, test = train_test_within_clients(unseen, share, seed)
         splits["unseen_clients"] = ClientSplit(test, own)

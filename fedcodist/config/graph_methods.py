@@ -18,7 +18,7 @@ from fedcodist.algorithms.graph.mhd_costs import memory_for_checkpoints
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.config.bind import bind, offered
-from fedcodist.config.config_errors import named
+from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
 from fedcodist.config.party_methods import num_parties, public_of
@@ -153,10 +153,7 @@ def _graph(setting: str, described: Mapping[str, Any], num_clients: int) -> np.n
             for index, description in enumerate(settings.pop("graphs"))
         ]
         return graphs.time_varying(several, num_clients, **settings)
-    if name not in GRAPHS:
-        names = sorted([*GRAPHS, "time_varying"])
-        raise ValueError(f"{setting}.name must be one of {names}, got {shown(name)}.")
-    make = GRAPHS[name]
+    make = choice(f"{setting}.name", name, {**GRAPHS, "time_varying": graphs.time_varying})
     needed = set(inspect.signature(make).parameters) - {"num_clients"}
     _check_names(setting, name, settings, needed, needed)
     if num_clients < 2:

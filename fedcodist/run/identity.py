@@ -456,8 +456,9 @@ def _is_lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
         return all(_is_lasting(item, inside) for item in value)
     if isinstance(value, Mapping | ConfigDict):
         return all(_is_lasting(item, inside) for item in value.values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return isinstance(value, nn.Module) or value.__dataclass_params__.frozen  # type: ignore
+    of_dataclass = getattr(value, "__dataclass_params__", None)
+    if of_dataclass is not None and not isinstance(value, type):
+        return isinstance(value, nn.Module) or of_dataclass.frozen
     lasting = (types.FunctionType, functools.partial, type, np.ndarray, jax.Array)
     return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
 

@@ -122,6 +122,10 @@ def reads_unlabelled(state, rows, metrics, inputs):
 DENSE = {"params": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}
 
 
+def reads_a_wrong_name(*_):
+    raise NameError("name 'undefined_name' is not defined")
+
+
 def fails(key):
     raise RuntimeError("not ready")
 
@@ -273,7 +277,7 @@ WRONG = {
         r"given \(hyper\['decay'\] is None\) \(test_algorithm_checks\.py, line \d+\): unsupported",
     ),
     "a name that is not there": (
-        lambda: make_algorithm()._replace(round=lambda *_: undefined_name),  # noqa: F821
+        lambda: make_algorithm()._replace(round=reads_a_wrong_name),
         r"algorithm.round does not fit .* \(test_algorithm_checks\.py, line \d+\): name 'undef",
     ),
     "an error of one's own": (
