@@ -169,11 +169,6 @@ def reason_of(error: BaseException) -> str:
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
-def _is_same_file(one: str | None, other: str | None) -> bool:
-    """Whether two paths, of which one may be relative, are those of one file."""
-    return bool(one and other) and Path(str(one)).resolve() == Path(str(other)).resolve()
-
-
 def line_of(error: BaseException, file: str | None) -> int | None:
     """The last line of the file that was run, or the line with a syntax error."""
     if isinstance(error, SyntaxError) and _is_same_file(error.filename, file):
@@ -184,3 +179,8 @@ def line_of(error: BaseException, file: str | None) -> int | None:
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
+
+
+def _is_same_file(one: str | None, other: str | None) -> bool:
+    """Whether two paths, of which one may be relative, are those of one file."""
+    return bool(one and other) and Path(str(one)).resolve() == Path(str(other)).resolve()
