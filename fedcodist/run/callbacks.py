@@ -94,7 +94,12 @@ def call_callbacks(
     for callback in callbacks:
         wanted = _parameters(callback)
         arguments = {name: value for name, value in further.items() if name in wanted}
-        decision = callback(records, **arguments)
+        try:
+            decision = callback(records, **arguments)
+        except Exception as error:
+            name = getattr(callback, "__qualname__", type(callback).__name__)
+            error.add_note(f"The callback {name} raised this after round {records[0]['round']}.")
+            raise
         if _is_meant_as_decision(decision):
             raise TypeError(
                 f"callbacks must return a Decision, such as Decision(stop='a reason'), or None, got "

@@ -268,6 +268,17 @@ def decisions(callback, history):
     return [callback([], history=upto(round)) for round in rounds]
 
 
+def test_an_error_of_a_callback_names_it_and_the_round():
+    class Watcher:
+        def __call__(self, records):
+            raise KeyError("its own message")
+
+    for callback, name in ((killed_at(3), "killed_at.<locals>.callback"), (Watcher(), "Watcher")):
+        with pytest.raises((Killed, KeyError)) as error:
+            call_callbacks([callback], [{"round": 3}], dict, [])
+        assert error.value.__notes__ == [f"The callback {name} raised this after round 3."]
+
+
 def test_when_to_stop_and_what_to_keep():
     history = lines(0.1, 0.3, 0.2, 0.3, 0.35, 0.1, 0.2)
     stops = lambda *args, **kw: [bool(d.stop) for d in decisions(StopEarly(*args, **kw), history)]
