@@ -46,6 +46,19 @@ def communication_of(
     )
 
 
+def scores_communication(count: int, num_classes: int, are_drawn: bool) -> Communication:
+    """Scores of public examples, such as probabilities, in both directions.
+
+    Args:
+      count: examples of a round.
+      num_classes: scores of an example.
+      are_drawn: whether a round has a part of the public examples; downloads then have its indices too.
+    """
+    scores = count * num_classes * np.dtype(np.float32).itemsize
+    indices = count * np.dtype(np.int32).itemsize if are_drawn else 0
+    return Communication(down=scores + indices, up=scores)
+
+
 def tree_bytes(tree: PyTree) -> int:
     """The payload of a pytree of arrays or shapes, in bytes."""
     return sum(

@@ -33,8 +33,12 @@ def map_shapes(
     columns: Mapping[str, Any],
     training: LocalTraining,
     mutual: MutualLosses,
+    teacher_name: str = "teacher",
 ) -> list[tuple[int, int]]:
-    """The shapes of W^h; none if it is the identity. Raises ValueError if the models do not fit."""
+    """The shapes of W^h; none if it is the identity. Raises ValueError if the models do not fit.
+
+    Messages call the teacher by `teacher_name`.
+    """
     check_columns("columns", columns)
     on_device = jax.dtypes.canonicalize_dtype
     example = {
@@ -50,7 +54,20 @@ def map_shapes(
         call = lambda key, batch: as_layers(model.apply(model.init(key), batch)[0])
         return traced(f"{name}.apply", call, key, batch, hint=f"{hint} before preprocessing")
 
-    of_teacher, of_student = outputs("teacher", teacher), outputs("student", student)
+    of_teacher, of_student = outputs(teacher_name, teacher), outputs("student", student)
+    try:
+        widths = _widths(of_teacher, of_student, mutual)
+    except ValueError as error:
+        if teacher_name == "teacher":
+            raise
+        raise ValueError(f"{teacher_name} does not fit as a teacher: {error}") from None
+    return [] if mutual.hidden_map == "identity" else widths
+
+
+def _widths(
+    of_teacher: LayerOutputs, of_student: LayerOutputs, mutual: MutualLosses
+) -> list[tuple[int, int]]:
+    """Widths (student's, teacher's) of each pair of aligned layers."""
     if of_teacher.logits.shape != of_student.logits.shape or of_teacher.logits.ndim != 2:
         raise ValueError(
             "teacher and student must have as many classes, logits [batch, classes], got "
@@ -81,7 +98,7 @@ def map_shapes(
                     )
     if mutual.without_padding:
         _check_real(of_teacher, of_student)
-    return [] if mutual.hidden_map == "identity" else widths
+    return widths
 
 
 def _check_real(of_teacher: Any, of_student: Any) -> None:

@@ -42,7 +42,7 @@ def centralised(
     groups = check_groups(groups)
     first = {n: group._replace(clients=group.clients[:1]) for n, group in groups.items()}
     algorithm = local_only_steps(first, num_rounds, training, num_shared, hyper, execution, name)
-    # A model belongs to all clients of its architecture, not to the one that it is named after.
+    # A model belongs to all clients of its architecture, not to the one that trains it.
     return algorithm._replace(
         predictors={n: one._replace(clients=()) for n, one in algorithm.predictors.items()},
         client_models={

@@ -224,15 +224,13 @@ def chosen(competing: jax.Array, choice: str, key: jax.Array) -> jax.Array:
     Args:
       competing: probabilities [candidates, batch, heads, classes].
       choice: "most_confident", the candidate with the largest probability of any class (the first among
-        ties; never one that is NaN unless all are), or "random".
+        ties), or "random".
       key: of random choices.
     """
     if choice == "random":
         count, *shape, _ = competing.shape
         return jax.random.randint(key, shape, 0, count)
-    confidence = jnp.max(competing, axis=-1)
-    # A teacher that has diverged is not confident. Without this, its NaN would be the largest.
-    return jnp.argmax(jnp.where(jnp.isnan(confidence), -jnp.inf, confidence), axis=0)
+    return jnp.argmax(jnp.max(competing, axis=-1), axis=0)
 
 
 def head_loss(outputs: HeadedOutputs, competing: jax.Array, choice: jax.Array) -> jax.Array:

@@ -135,7 +135,6 @@ def multi_headed_distillation(
     schedule = _schedule(groups, edges, num_rounds, distillation)
     is_on_host = distillation.exchange.is_on_host
     notes = mhd_costs.check_memory(groups, schedule, distillation.exchange)
-    sent = (training.steps, distillation, outputs, hyper.embedding_weight != 0)
     host_banks = HostBanks(schedule, groups) if schedule and is_on_host else None
 
     def init(key: jax.Array) -> MHDState:
@@ -194,7 +193,10 @@ def multi_headed_distillation(
         init,
         round_,
         lambda state, architecture: state.learners[architecture].variables,
-        mhd_costs.communication(groups, schedule, num_rounds, *sent),
+        mhd_costs.communication(
+            *(groups, schedule, num_rounds, training.steps, distillation, outputs),
+            sends_embeddings=hyper.embedding_weight != 0,
+        ),
         select_examples,
         {PUBLIC: num_public},
         num_rounds=num_rounds,

@@ -11,7 +11,6 @@ from fedcodist.algorithms.parties.party import PartyResult
 from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, shown
-from fedcodist.core.communication import Communication
 from fedcodist.core.inputs import ClientData, Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables
@@ -126,14 +125,6 @@ def sent(
     """A PartyResult that sends only the party's scores [examples, classes]; no state changes."""
     logits = inference(model, variables, examples, digest.preprocess, batch_size)
     return PartyResult(None, {}, scores(logits), weight)
-
-
-def scores_communication(alignment: Alignment, num_classes: int) -> Communication:
-    """Bytes of scores in both directions; downloads also have the subset's indices."""
-    count = aligned_size(alignment)
-    scores = count * num_classes * np.dtype(np.float32).itemsize
-    indices = 0 if alignment.alignment_size is None else count * np.dtype(np.int32).itemsize
-    return Communication(down=scores + indices, up=scores)
 
 
 def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.algorithms.parties.party import PartyResult, party_metrics
+from fedcodist.algorithms.parties.party import PartyResult, party_metrics, training_loss
 from fedcodist.core import keys
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.example_losses import Loss
@@ -86,8 +86,8 @@ def digest_and_revisit(
         revisited.num_steps,
         revisited.num_examples,
         digest_steps=digested.num_steps,
-        digest_loss=digested.loss,
-        loss=revisited.loss,
+        digest_loss=training_loss(digested),
+        loss=training_loss(revisited),
     )
     after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
     return PartyResult(after, metrics)

@@ -15,7 +15,6 @@ from fedcodist.algorithms.parties.open_examples import (
     OpenExamples,
     checked_size,
     drawing,
-    probabilities_communication,
     view_of_round,
 )
 from fedcodist.algorithms.parties.party import (
@@ -40,6 +39,7 @@ from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
+from fedcodist.core.communication import scores_communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
@@ -171,7 +171,12 @@ def ds_fl(
         init,
         round_,
         lambda state, name: state.models[name],
-        same_for_all(groups, probabilities_communication(open_examples, server.num_classes)),
+        same_for_all(
+            groups,
+            scores_communication(
+                checked_size(open_examples), server.num_classes, open_examples.open_size is not None
+            ),
+        ),
         drawing(open_examples),
         {PUBLIC: open_examples.num_public},
         {SERVER: single_model(server, lambda state: state.server)},

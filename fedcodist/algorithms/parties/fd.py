@@ -189,8 +189,8 @@ def fd(
             # The party sends its mean outputs per label, from training or after it.
             arguments = (model, training, party.variables, data, key, hyper.learning_rate)
             if variant.averaged == "in_training":
-                trained, label_sums = train_summing_outputs(*arguments, loss)
-                means = means_of(*label_sums)
+                trained, sums = train_summing_outputs(*arguments, loss)
+                means = means_of(*sums)
             else:
                 trained = train_client(*arguments, loss_hook=loss)
                 size = inference_batch_size

@@ -59,6 +59,7 @@ from fedcodist.models.headed import split_head
 PyTree = Any
 # The generator's parameters, and p(y)
 FromServer = tuple[PyTree, jax.Array]
+SERVER = "server"  # the metrics of the generator's training
 
 
 class FedGenState(NamedTuple):
@@ -132,7 +133,7 @@ def fed_gen(
       ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_gen, locals())
-    groups = check_groups(groups)
+    groups = check_groups(groups, (SERVER,))
     reduce = checked_mean(reduce)
     width, classes = check_shared_heads(groups)
     check_training("training", training)
@@ -193,7 +194,7 @@ def fed_gen(
         after, losses = train_generator(generator, start, head, shares, hyper, key)
         # Line 5: users begin the next round with the shared head.
         models = with_same_head(result.states, head)
-        metrics = result.metrics | {"server/generator_loss": jnp.mean(losses)}
+        metrics = result.metrics | {f"{SERVER}/generator_loss": jnp.mean(losses)}
         return FedGenState(models, *after, shares), client_states, metrics
 
     return assemble(

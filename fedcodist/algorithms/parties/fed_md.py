@@ -15,10 +15,10 @@ from fedcodist.algorithms.parties.alignment import (
     Alignment,
     aligned_columns,
     aligned_indices,
+    aligned_size,
     checked_alignment,
     checked_weights,
     exchanged_scores,
-    scores_communication,
     sent,
 )
 from fedcodist.algorithms.parties.digest_and_revisit import Party, digest_and_revisit
@@ -46,6 +46,7 @@ from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET
 from fedcodist.core.checks import check_number
+from fedcodist.core.communication import scores_communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining, check_training, lasting_state
@@ -179,7 +180,12 @@ def fed_md(
         lambda key: start(init_models(groups, key), digest, revisit),
         round_,
         lambda state, name: state[name].variables,
-        same_for_all(groups, scores_communication(alignment, num_classes)),
+        same_for_all(
+            groups,
+            scores_communication(
+                aligned_size(alignment), num_classes, alignment.alignment_size is not None
+            ),
+        ),
         select_examples,
         {PUBLIC: len(alignment.public_labels)},
     )

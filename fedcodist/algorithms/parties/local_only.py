@@ -31,9 +31,9 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.validation import VALIDATION, validation_indices
 
 PyTree = Any
-# Keys are derived from the method's name. These are the names before they were changed, so that recorded
-# runs can still be reproduced.
-_STREAMS = {"local_only": "isolated", "centralised": "pooled"}
+# Keys are derived from the name. These are the names before they were changed, also that of a config's
+# phase, so that recorded runs can still be reproduced.
+_STREAMS = {"local_only": "isolated", "centralised training": "pooled training"}
 SHARED = "shared"  # the data set on which all parties train if they do not use their own examples
 
 
@@ -145,7 +145,17 @@ def local_only(
         same_for_all(groups, Communication(down=0, up=0)),
         select_examples,
         data_set_sizes,
-    )
+    )._replace(restart=_not_waiting)
+
+
+def _not_waiting(state: dict[str, LocalOnlyParty]) -> dict[str, LocalOnlyParty]:
+    """Parties that go on in another run, whose early stopping has its own validation data."""
+    return {
+        name: party._replace(
+            best=jnp.full_like(party.best, -jnp.inf), waited=jnp.zeros_like(party.waited)
+        )
+        for name, party in state.items()
+    }
 
 
 def start(models: Mapping[str, Variables], training: LocalTraining) -> dict[str, LocalOnlyParty]:

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import batches, keys
 from fedcodist.core.checks import check_integer
-from fedcodist.core.communication import Communication
 from fedcodist.core.inputs import Round
 from fedcodist.core.shuffling import permuted_positions
 
@@ -70,11 +68,3 @@ def view_of_round(
     public, key = round.inputs.examples[PUBLIC], keys.derive(round.key, "view", round.index)
     columns = {name: column[public.indices[0]] for name, column in public.columns.items()}
     return batches.one_view(columns, preprocess, key)
-
-
-def probabilities_communication(open_examples: OpenExamples, num_classes: int) -> Communication:
-    """Bytes of probabilities in both directions; downloads also have the open examples' indices."""
-    count = checked_size(open_examples)
-    floats = count * num_classes * np.dtype(np.float32).itemsize
-    indices = 0 if open_examples.open_size is None else count * np.dtype(np.int32).itemsize
-    return Communication(down=floats + indices, up=floats)

@@ -107,13 +107,12 @@ def assemble(
       num_rounds: the most rounds of a run, if a schedule was made for so many.
       server: state -> what the server keeps, such as a model. A run stops if it is not finite.
     """
-    everyone = jnp.asarray(all_clients(groups))
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
         init=init,
         client_states={},
-        select=lambda round, key: Selection({PARTIES: everyone}, select_examples(round, key)),
+        select=lambda round, key: everybody(groups, select_examples(round, key)),
         round=round_ if server is None else _telling_of(server, round_, communication),
         predictors={**party_predictors(groups, variables), **other_predictors},
         communication=communication,
@@ -159,8 +158,13 @@ def party_metrics(
 def training_metrics(trained: TrainedClient) -> dict[str, jax.Array]:
     """The `party_metrics` of a party that `train_client` has trained, and its `loss`."""
     return party_metrics(
-        trained.variables, trained.num_steps, trained.num_examples, loss=trained.loss
+        trained.variables, trained.num_steps, trained.num_examples, loss=training_loss(trained)
     )
+
+
+def training_loss(trained: TrainedClient) -> jax.Array:
+    """The mean loss over the steps; NaN without a step, so that means over rounds leave it out."""
+    return jnp.where(trained.num_steps > 0, trained.loss, jnp.nan)
 
 
 def run_parties(

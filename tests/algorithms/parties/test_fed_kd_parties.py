@@ -218,6 +218,20 @@ def test_columns_that_do_not_fit_are_one_line():
         assert "\n" not in str(error.value)
 
 
+def test_a_party_that_does_not_fit_the_student_is_named():
+    same = {
+        "same": fc.PartyGroup(models()["student"], [0]),
+        "wide": fc.PartyGroup(models()["wide"], [1]),
+    }
+    message = (
+        r"^groups\['wide'\].model does not fit as a teacher: mutual.hidden_map must be 'learned'"
+    )
+    with pytest.raises(ValueError, match=message):
+        fed_kd_parties(
+            same, models()["student"], COLUMNS, mutual=fc.MutualLosses(hidden_map="identity")
+        )
+
+
 def test_no_architecture_may_have_the_students_name():
     with pytest.raises(ValueError, match="student"):
         fed_kd_parties(groups("student", "wide", "wide"), models()["student"], COLUMNS)

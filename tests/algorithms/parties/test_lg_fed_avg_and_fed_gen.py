@@ -424,6 +424,7 @@ def headless() -> Model:
             "groups must have models with a linear head",
         ),
         (lambda: lg_fed_avg({}), "groups must hold at least one architecture"),
+        (lambda: fed_gen({"server": PartyGroup(network(), [0])}), "'server'"),
     ],
 )
 def test_bad_input_is_one_line(make, message):

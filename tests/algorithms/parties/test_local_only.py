@@ -23,6 +23,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Examples, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables
+from fedcodist.core.restart import restarted
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData, validation_indices
 from fedcodist.run.evaluation import evaluation_split
@@ -191,6 +192,30 @@ def test_a_party_stops_when_it_no_longer_gains(patience, min_delta):
     assert (found != without_patience) == (patience > 1)
 
 
+@pytest.mark.parametrize("own_patience", [None, PATIENCE])
+def test_parties_that_stopped_go_on_in_another_run(own_patience):
+    """Its validation data may be others, and its rounds count anew."""
+    best, waited = np.float32([[0.9, 0.9]]), np.int32([[7, 7]])
+    algorithm = local_only(GROUPS, TRAINING, patience=own_patience)
+    first = algorithm.init(jax.random.key(0))
+    stopped = jax.tree.map(lambda leaf: np.asarray(leaf)[None] + 1, first)
+    stopped["pair"] = stopped["pair"]._replace(best=best, waited=waited)
+    again = restarted(algorithm, stopped)["pair"]
+    assert np.all(again.best == -np.inf) and not again.waited.any()
+    expected = stopped["pair"]._replace(best=again.best, waited=again.waited)
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_equal(a.dtype, b.dtype), again, stopped["pair"])
+
+
+def test_rounds_without_a_step_have_no_loss():
+    """A party that has stopped would otherwise pull the mean loss over rounds towards 0."""
+    _, _, metrics = trained(patience=PATIENCE._replace(patience=2, min_delta=0.08))
+    for party in ("pair_0", "pair_2", "single"):
+        has_trained = metrics[f"{party}/num_steps"] > 0
+        np.testing.assert_array_equal(np.isfinite(metrics[f"{party}/loss"]), has_trained)
+    assert not all(metrics[f"{party}/num_steps"].all() for party in ("pair_0", "pair_2", "single"))
+
+
 def test_a_round_leaves_the_types_that_it_was_given():
     """A start from an earlier state then needs no second compilation."""
     for options in (dict(), dict(patience=PATIENCE)):
@@ -240,7 +265,8 @@ def test_epochs_and_batches_are_no_longer_program():
 
 
 @pytest.mark.parametrize(
-    ("name", "before"), [("local_only", "isolated"), ("centralised", "pooled")]
+    ("name", "before"),
+    [("local_only", "isolated"), ("centralised training", "pooled training")],
 )
 def test_a_method_that_was_renamed_draws_the_batches_that_it_drew_before(name, before):
     private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
