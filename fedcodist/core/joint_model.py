@@ -1,9 +1,10 @@
-"""Several models as one joint model, to train them together on the same batches."""
+"""Several models as one joint model, trained together on the same batches, each by its own optimizer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import optax
 
 from fedcodist.core import keys
 from fedcodist.core.model import Batch, Model, Variables
@@ -45,6 +46,38 @@ def joint_model(
         return outputs, mutable
 
     return Model(init, apply, loss, {}, next(iter(models.values())).num_classes)
+
+
+def own_optimizers(
+    factory: Callable[[Any], optax.GradientTransformation], names: Iterable[str]
+) -> Callable[[Any], optax.GradientTransformation]:
+    """A function of the learning rate: `joint_optimizer` with the factory's optimizer for each name."""
+    return lambda rate: joint_optimizer({name: factory(rate) for name in names})
+
+
+def joint_optimizer(
+    optimizers: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """One optimizer of a joint model's parameters: name -> optimizer of the parameters of this name.
+
+    Each gets the same tree as without the other models. So it can choose parameters by their names, and
+    clip by a norm of its own.
+    """
+
+    def init(params: PyTree) -> dict[str, PyTree]:
+        return {name: optimizer.init(params[name]) for name, optimizer in optimizers.items()}
+
+    def update(
+        gradient: PyTree, states: dict[str, PyTree], params: PyTree
+    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        updates, after = {}, {}
+        for name, optimizer in optimizers.items():
+            updates[name], after[name] = optimizer.update(
+                gradient[name], states[name], params[name]
+            )
+        return updates, after
+
+    return optax.GradientTransformation(init, update)
 
 
 def joint_variables(parts: Mapping[str, Variables]) -> Variables:

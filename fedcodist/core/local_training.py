@@ -231,6 +231,8 @@ def train_client(
         with jax.named_scope("optimizer"):
             hooked = gradient_hook(gradient, params)
             check_same_shapes("gradient_hook must return a gradient", gradient, hooked)
+            # In 64-bit mode hyper-parameters have more digits than a float32 model.
+            hooked = jax.tree.map(lambda g, w: g.astype(w.dtype), hooked, params)
             updates, new_state = optimizer.update(hooked, optimizer_state, params)
             new_params = optax.apply_updates(params, updates)
         loss_sum = loss_sum + value.astype(loss_sum.dtype)

@@ -73,9 +73,9 @@ class FederatedMethod(NamedTuple):
     Attributes:
       model: the network.
       hyper: default hyper-parameters, a pytree of floats; traced, so other values do not recompile.
-      init: key -> server state. If a part of it depends on what clients keep, such as SCAFFOLD's
-        variate, the state has a method `without_clients() -> server state`, which begins this part anew
-        for a run that starts from this state.
+      init: key -> server state. If a part of it depends on what clients keep or on earlier rounds, such
+        as SCAFFOLD's variate, the state has a method `without_clients() -> server state`, which begins
+        this part anew for a run that starts from this state.
       broadcast: server -> message, what a client downloads. Its attributes `params` and `mutable` are
         the model.
       client_update: (message, client_state, data, key, hyper) -> ClientResult.

@@ -29,8 +29,8 @@ def choice_of(argument: str, chosen: Chosen, variables: Variables) -> Callable[[
     Args:
       argument: the name of the argument `chosen`, for messages.
       chosen: patterns, or a function.
-      variables: a model's, arrays or shapes. Paths in mutable state begin with its collection, such as
-        `batch_stats/BatchNorm_0/mean`.
+      variables: a model's, arrays or shapes. Paths in Flax linen's mutable state begin with its
+        collection, such as `batch_stats/BatchNorm_0/mean`.
 
     Raises:
       TypeError, ValueError: names the argument, if it is neither patterns nor a function, or if a

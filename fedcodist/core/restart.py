@@ -14,7 +14,7 @@ def restarted(algorithm: FederatedAlgorithm, state: PyTree) -> PyTree:
 
     The new run counts its rounds from 0, and its clients have kept nothing. What depends on the earlier
     run's rounds or on what its clients kept begins anew: by `algorithm.restart`, and by the method
-    `without_clients` of every server state that has it, such as SCAFFOLD's.
+    `without_clients` of every server state that has it, such as those of SCAFFOLD and FedGKD.
     """
     has_clients = lambda node: hasattr(node, "without_clients")
     state = jax.tree.map(

@@ -74,7 +74,8 @@ def check_chain(shapes: PyTree, smaller: PyTree, layers: Sequence[str]) -> None:
         if have != need:
             odd = sorted(set(have) ^ set(need))[0]
             raise ValueError(
-                f"{what} must be a chain of layers, each a kernel and a bias; {odd!r} does not fit."
+                f"{what} must be a chain of the layers {list(layers)}, each a kernel and a bias; "
+                f"{odd!r} does not fit."
             )
     for first, second in itertools.pairwise(layers):
         if shapes[second]["kernel"].shape[-2] % _units_of(shapes, first):

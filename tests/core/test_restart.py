@@ -9,14 +9,17 @@ import pytest
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_gkd import fed_gkd
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
 from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.graph.multi_headed_distillation import multi_headed_distillation
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
+from fedcodist.algorithms.pools.fed_rolex import fed_rolex
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_steps import StepTraining
@@ -155,6 +158,28 @@ def test_mhds_teachers_begin_with_the_present_models(teachers):
                     found = np.asarray(bank[0, slot])
                     if np.any(first[0, client]):  # initial biases are all alike
                         np.testing.assert_array_equal(found, model[0, client])
+
+
+def test_fed_gkd_has_no_teacher_in_the_first_round_of_another_run():
+    method = fed_gkd(softmax_regression(FEATURES, CLASSES), TRAINING, models_kept=3)
+    algorithm = independent_pools({"main": pool_of(method)}, DATA.columns)
+    state = last_state(algorithm)
+    assert state["main"].num_trained == 3
+    again = restarted(algorithm, state)["main"]
+    assert again.num_trained.tolist() == [0]
+    same(again._replace(num_trained=state["main"].num_trained), state["main"])
+
+
+def test_fed_rolex_begins_with_the_first_unit():
+    network = from_flax_linen(MLP((4,), CLASSES), jnp.zeros((1, FEATURES)))
+    levels = {"all": HeteroFLLevel(network, np.arange(len(SIZES)), 4)}
+    layers = ("Dense_0", "Dense_1")
+    algorithm = fed_rolex(network, levels, layers, DATA.columns, TRAINING)
+    state = last_state(algorithm)
+    assert state.window == 3
+    again = restarted(algorithm, state)
+    assert again.window.tolist() == [0]
+    same(again.averaging, state.averaging)
 
 
 def test_other_states_stay():

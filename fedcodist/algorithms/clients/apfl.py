@@ -18,7 +18,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.joint_model import joint_model
+from fedcodist.core.joint_model import joint_model, joint_optimizer
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Batch, Model, Variables
@@ -104,6 +104,7 @@ def apfl(
     ) -> ClientResult:
         # The local model w starts as the received model; v and alpha are the client state.
         share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
+        share = share.astype(client_state.share.dtype)
         start = Variables(
             {GLOBAL: message.params, MIXED: client_state.own.params, ALPHA: share},
             {GLOBAL: message.mutable, MIXED: client_state.own.mutable},
@@ -172,7 +173,7 @@ def _with_share(factory: OptimizerFactory) -> OptimizerFactory:
     def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
         of_model = factory(rates[0])
         optimizers = {GLOBAL: of_model, MIXED: of_model, ALPHA: _first_step(rates[1])}
-        return optax.multi_transform(optimizers, {name: name for name in optimizers})
+        return joint_optimizer(optimizers)
 
     return create
 

@@ -15,6 +15,7 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.checks import check_several
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
@@ -79,6 +80,7 @@ def fed_dropout(
     if isinstance(layers, Mapping):
         units = layers
     else:
+        check_several("layers", layers)
         check_chain(shapes, smaller, layers)
         units = chain_units(shapes, layers)
     counts = counts_of(shapes, smaller, units)

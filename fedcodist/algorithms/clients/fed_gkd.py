@@ -46,6 +46,10 @@ class FedGKDServer(NamedTuple):
     earlier: Variables
     num_trained: jax.Array
 
+    def without_clients(self) -> "FedGKDServer":
+        """The current model is the initial one of another run, and does not count."""
+        return self._replace(num_trained=jnp.zeros_like(self.num_trained))
+
 
 class FedGKDMessage(NamedTuple):
     """What a client downloads.

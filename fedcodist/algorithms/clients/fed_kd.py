@@ -14,6 +14,7 @@ writes it. This multiplies the gradient of a model's task loss by 1 - (KL + L^h)
 `MutualLosses.detach_normaliser` explains when this matters, and turns it off.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,9 +31,9 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_choice, check_number
-from fedcodist.core.local_training import LocalTraining
+from fedcodist.core.local_training import LocalTraining, lasting_state
 from fedcodist.core.method import FederatedMethod, PersonalModel
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Model, Variables, variable_shapes
 
 PyTree = Any
 TEACHERS = "teachers"  # the name under which all clients' teachers are evaluated
@@ -111,6 +112,9 @@ def fed_kd(
         check_number(f"hyper.{name}", value, low=0)
     shapes = map_shapes(teacher, student, columns, training, mutual)
     exchanged = EXCHANGES[exchange](training)
+    if not exchanged.sends_models:  # the server's optimizer is that of `training`
+        kept = functools.partial(lasting_state, "training.optimizer", training.optimizer)
+        jax.eval_shape(kept, variable_shapes(student).params)
     averaging = fed_avg(student, training, exchanged.server_optimizer)
     clients = FedKDClients(teacher, student, shapes, exchanged, fresh_optimizers, mutual)
 

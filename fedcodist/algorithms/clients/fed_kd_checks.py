@@ -12,6 +12,7 @@ from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method_checks import traced
 from fedcodist.core.model import Model
+from fedcodist.core.readout import Readout
 from fedcodist.distillation.loop import check_classes
 
 
@@ -55,6 +56,9 @@ def map_shapes(
         return traced(f"{name}.apply", call, key, batch, hint=f"{hint} before preprocessing")
 
     of_teacher, of_student = outputs(teacher_name, teacher), outputs("student", student)
+    for name, found in ((teacher_name, of_teacher), ("student", of_student)):
+        if isinstance(found.logits, Readout):
+            raise TypeError(f"{name} must return logits [batch, classes], got a Readout.")
     try:
         widths = _widths(of_teacher, of_student, mutual)
     except ValueError as error:

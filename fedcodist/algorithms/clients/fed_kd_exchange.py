@@ -9,6 +9,7 @@ import optax
 
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
+from fedcodist.core.joint_model import joint_optimizer
 from fedcodist.core.local_training import (
     LocalTraining,
     OptimizerFactory,
@@ -88,7 +89,8 @@ def two_optimizers(
     """(teacher's rate, student's) -> one optimizer of both models; the teacher's part trains W^h too."""
 
     def create(rates: tuple[Any, Any]) -> optax.GradientTransformation:
-        teachers, students = teachers_factory(rates[0]), students_factory(rates[1])
+        of_teacher, students = teachers_factory(rates[0]), students_factory(rates[1])
+        teachers = joint_optimizer({TEACHER: of_teacher, MAPS: of_teacher})
         private = lambda tree: {TEACHER: tree[TEACHER], MAPS: tree[MAPS]}
 
         def init(params: PyTree) -> tuple[PyTree, PyTree]:

@@ -46,7 +46,10 @@ def lg_fed_avg_one(
     averaging = fed_avg(model, training, server_optimizer, schedule, hyper)
     shapes = variable_shapes(model)
     is_shared = choice_of("shared", shared, shapes)
-    if not any(jax.tree.leaves(flags(shapes.params, is_shared))):
+    chosen = jax.tree.leaves(flags(shapes.params, is_shared))
+    if not any(chosen):
         raise ValueError("shared must choose parameters, it chooses none of the model's.")
+    if all(chosen):
+        raise ValueError("shared must leave out parameters, it chooses all of the model's.")
     method = partially_shared(averaging, lambda path: not is_shared(path))
     return method._replace(name="lg_fed_avg_one")

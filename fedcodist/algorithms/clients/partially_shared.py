@@ -1,4 +1,4 @@
-"""Makes a part of the network private to each client, in any client method.
+"""Makes a part of the network private to each client, in methods whose clients send whole models.
 
 FedPer, FedRep, FedBN, FedBABU and LG-FedAvg differ mainly in which part is private. See the modules
 `fed_per`, `fed_rep`, `fed_bn`, `fed_babu` and `lg_fed_avg_one`.

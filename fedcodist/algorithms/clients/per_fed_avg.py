@@ -106,7 +106,7 @@ def per_fed_avg(
     ) -> ClientResult:
         alpha, delta = hyper.adaptation_rate, hyper.difference
         along = lambda tree, scale, direction: jax.tree.map(
-            lambda w, g: w + scale * g, tree, direction
+            lambda w, g: (w + scale * g).astype(w.dtype), tree, direction
         )
 
         def after_a_step(loss: BatchLoss) -> Callable[..., Any]:
@@ -163,7 +163,8 @@ def parts_of(batch: Batch, mask: jax.Array, count: int) -> list[tuple[Batch, jax
     """(batch, mask) of each of `count` parts of a batch, with nearly equal numbers of real examples.
 
     Real examples come first in a batch and are dealt to the parts in turn. If a batch has fewer than
-    `count` real examples, empty parts are replaced by the first part.
+    `count` real examples, empty parts are replaced by the first part. Every part has all of a column
+    that is not of examples.
     """
     size = mask.shape[0]
     places = jnp.arange(-(-size // count) * count).reshape(-1, count).T  # [parts, rows]
@@ -172,5 +173,9 @@ def parts_of(batch: Batch, mask: jax.Array, count: int) -> list[tuple[Batch, jax
     for index in range(count):
         chosen = jnp.where(jnp.any(real[index] > 0), index, 0)
         rows = jnp.minimum(places[chosen], size - 1)
-        parts.append(({name: column[rows] for name, column in batch.items()}, real[chosen]))
+        of_part = {
+            name: column[rows] if column.shape[:1] == (size,) else column
+            for name, column in batch.items()
+        }
+        parts.append((of_part, real[chosen]))
     return parts

@@ -129,7 +129,7 @@ def scaffold(
             new_client_state = jax.tree.map(
                 lambda c_i, c, before, after: jnp.where(
                     travelled > 0, c_i - c + (before - after) / travelled, c_i
-                ),
+                ).astype(c_i.dtype),
                 client_state,
                 message.variate,
                 received.params,

@@ -28,7 +28,7 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.joint_model import joint_model
+from fedcodist.core.joint_model import joint_model, own_optimizers
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
@@ -130,7 +130,9 @@ def fed_mrl(
             # learn from both heads' losses.
             trained = train_client(
                 model,
-                training,
+                training._replace(
+                    optimizer=own_optimizers(training.optimizer, (OWN, SHARED, PROJECTOR))
+                ),
                 _joined(party, shared),
                 data,
                 key,

@@ -27,7 +27,7 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.joint_model import joint_model
+from fedcodist.core.joint_model import joint_model, own_optimizers
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
@@ -111,7 +111,7 @@ def fml(
             # and L_meme on the same batches.
             trained = train_client(
                 both(model, meme),
-                training,
+                training._replace(optimizer=own_optimizers(training.optimizer, (OWN, MEME))),
                 Variables(
                     {OWN: own.params, MEME: shared.params}, {OWN: own.mutable, MEME: shared.mutable}
                 ),

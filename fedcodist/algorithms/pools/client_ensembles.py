@@ -223,4 +223,4 @@ def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_mode
             "there is nothing to sample."
         )
     if kinds:
-        check_client_models({"pool": pool})
+        check_client_models({"": pool}, argument="pool")

@@ -50,6 +50,10 @@ class FedRolexServer(NamedTuple):
     averaging: FedAvgServer
     window: jax.Array
 
+    def without_clients(self) -> "FedRolexServer":
+        """In the first round of another run, windows begin with the first unit."""
+        return self._replace(window=jnp.zeros_like(self.window))
+
 
 def fed_rolex(
     model: Model,

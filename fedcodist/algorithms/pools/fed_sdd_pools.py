@@ -242,7 +242,7 @@ def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Poo
     """A pool for each model: `<pool>` for the main model, `<pool>_model_1`, ..."""
     return {
         pool_name if name == MAIN else f"{pool_name}_{name}": part
-        for name, part in groups_of(pool, sizes).items()
+        for name, part in groups_of(pool, sizes, f"pools[{pool_name!r}]").items()
     }
 
 

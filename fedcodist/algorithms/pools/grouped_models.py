@@ -41,7 +41,7 @@ def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) ->
     if not isinstance(sizes, Sequence) or not all(
         isinstance(size, int | np.integer) for size in sizes
     ):
-        raise TypeError(f"group_sizes must be integers, one per model, got {sizes!r}.")
+        raise TypeError(f"group_sizes must be a list of integers, one per model, got {sizes!r}.")
     if len(sizes) != num_models or sum(sizes) != cohort or min(sizes) < 1:
         raise ValueError(
             f"group_sizes must be {num_models} positive numbers that sum to the cohort's {cohort} "
@@ -50,12 +50,13 @@ def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) ->
     return list(sizes)
 
 
-def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
+def groups_of(pool: Pool, sizes: Sequence[int], argument: str = "pool") -> dict[str, Pool]:
     """A pool for each model: `main`, `model_1`, ..., each with a part of the cohort.
 
     Args:
       pool: the clients, each of whom may be in any group, and their method.
       sizes: clients of each group in a round.
+      argument: how messages call the pool.
 
     Raises:
       ValueError: a private method that divides every group's sum by the whole cohort; a secure sum of a
@@ -63,12 +64,13 @@ def groups_of(pool: Pool, sizes: Sequence[int]) -> dict[str, Pool]:
     """
     if pool.method.reduce.mask is not None and min(sizes) < 2:
         raise ValueError(
-            f"pool must have at least 2 clients per model to sum securely, got groups of {list(sizes)}."
+            f"{argument} must have at least 2 clients per model to sum securely, got groups of "
+            f"{list(sizes)}."
         )
     if pool.method.privacy is not None and pool.method.privacy.expected_clients is not None:
         raise ValueError(
-            "pool.method must be private without expected_clients, as its models are trained by parts "
-            "of the cohort."
+            f"{argument}.method must be private without expected_clients, as its models are trained by "
+            "parts of the cohort."
         )
     names = [MAIN, *(f"model_{k}" for k in range(1, len(sizes)))]
     return {name: pool._replace(cohort_size=n) for name, n in zip(names, sizes, strict=True)}
@@ -103,7 +105,7 @@ def train_groups(
 ) -> tuple[dict[str, PyTree], TrainedPools]:
     """Every group trains its model and aggregates it.
 
-    The server gets only sums over groups and no client's model, so secure sums would be possible.
+    The server gets only sums over groups and no client's model.
 
     Args:
       groups: made by `groups_of`.

@@ -161,7 +161,12 @@ def algorithm_of_levels(
     # If a level has the whole network, initial values are as in a pool with its name (other methods).
     is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
     start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
-    algorithm = assemble(name, pools, columns, hyper, round_, servers=same, hyper_of_methods=same)
+    algorithm = assemble(
+        *(name, pools, columns, hyper, round_),
+        servers=same,
+        has_server=False,
+        hyper_of_methods=same,
+    )
     return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start[0])))
 
 

@@ -62,7 +62,8 @@ def assemble(
     round_: Callable[..., Any],
     select_examples: Callable[[jax.Array, jax.Array], dict[str, jax.Array]] = lambda round, key: {},
     data_set_sizes: Mapping[str, int] = {},
-    servers: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
+    servers: Callable[[PyTree], Mapping[str, PyTree]] = lambda state: state,
+    has_server: bool = True,
     hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
     drawn: Mapping[str, Pool] | None = None,
     num_rounds: int | None = None,
@@ -75,14 +76,13 @@ def assemble(
       select_examples: (round, key) -> data set -> indices of the round's examples of other data sets.
       data_set_sizes: data set -> examples that it must have.
       servers: state -> pool -> the method's server; by default the state itself.
+      has_server: whether methods' own functions are the server's, and so must fit.
       hyper_of_methods: `hyper` -> pool -> the method's hyper-parameters; by default the field `methods`
         of `hyper`, or else `hyper` itself.
       drawn: the pools whose cohorts are drawn independently, if `pools` are groups of these cohorts.
       num_rounds: the most rounds of a run, if a schedule was made for so many. Methods may have less.
     """
-    has_server = servers is None
     hyper_of = hyper_of_methods or _hyper_of_methods
-    servers = servers or (lambda state: state)
 
     check_columns("columns", columns)
     _check_names_of_models(pools)
@@ -343,18 +343,22 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
         )
 
 
-def check_client_models(pools: Mapping[str, Pool]) -> None:
-    """Raises ValueError unless the server can compute clients' models from what they send."""
+def check_client_models(pools: Mapping[str, Pool], argument: str = "pools[{!r}]") -> None:
+    """Raises ValueError unless the server can compute clients' models from what they send.
+
+    Messages call a pool by `argument`, with its name in place of {}.
+    """
     check_fixed_cohorts("a server that reads the clients' models", pools)
     for name, pool in pools.items():
         if pool.method.privacy is not None:
             raise ValueError(
-                f"pools[{name!r}].method must not be private: the server would need every client's "
-                "model, and a private method tells it noised sums only."
+                f"{argument.format(name)}.method must not be private: the server would need every "
+                "client's model, and a private method tells it noised sums only."
             )
         if not pool.method.sends_models:
             raise ValueError(
-                f"pools[{name!r}].method must send changes of whole models, from which the server knows "
-                f"every client's model, got {pool.method.name}: FetchSGD sends sketches, FedKD by steps "
-                "gradients, partly shared methods only a part, and a secure sum hides them."
+                f"{argument.format(name)}.method must send changes of whole models, from which the "
+                f"server knows every client's model, got {pool.method.name}: FetchSGD sends sketches, "
+                "FedKD by steps gradients, partly shared methods only a part, and a secure sum hides "
+                "them."
             )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import on_one_device
+import optax
 import pytest
 from personal_runs import (
     CLASSES,
@@ -27,8 +28,10 @@ from softmax_regression import softmax_regression
 from fedcodist.algorithms.clients.apfl import APFLHyper, apfl
 from fedcodist.algorithms.clients.ditto import DittoHyper, ditto
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.fed_prox import fed_prox
 from fedcodist.algorithms.clients.p_fed_me import PFedMeHyper, p_fed_me
 from fedcodist.algorithms.clients.per_fed_avg import PerFedAvgHyper, parts_of, per_fed_avg
+from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.communication import communication_of
@@ -291,6 +294,35 @@ def test_parts_of_a_batch():
     assert rows([1, 1, 1, 1, 0], 3) == [[0, 3], [1], [2]]
     assert rows([1, 0, 0, 0, 0], 3) == [[0], [0], [0]]
     assert rows([0, 0, 0, 0, 0], 2) == [[], []]
+
+
+def test_every_part_of_a_batch_has_what_is_not_of_examples():
+    batch = {"x": jnp.arange(5), "class_weight": jnp.array([10, 20, 30]), "scale": jnp.float32(2)}
+    for part, _ in parts_of(batch, jnp.ones(5), 2):
+        assert part["class_weight"].tolist() == [10, 20, 30]
+        assert part["scale"] == 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model, training: apfl(model, training),
+        lambda model, training: ditto(model, training),
+        lambda model, training: p_fed_me(model, training),
+        lambda model, training: per_fed_avg(model, training),
+        lambda model, training: per_fed_avg(model, training, "hessian_free"),
+        lambda model, training: fed_prox(model, training),
+        lambda model, training: scaffold(model, 2, training._replace(optimizer=optax.sgd)),
+    ],
+    ids=["apfl", "ditto", "p_fed_me", "per_fed_avg", "hessian_free", "fed_prox", "scaffold"],
+)
+def test_a_float32_model_stays_one_where_settings_are_float64(build):
+    """In 64-bit mode hyper-parameters are float64."""
+    with jax.enable_x64(True):
+        model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, FEATURES), jnp.float32))
+        method = build(model, LocalTraining(lambda rate: optax.sgd(rate, 0.9), batch_size=4))
+        columns = {"image": np.zeros((4, FEATURES), np.float32), "label": np.zeros(4, np.int32)}
+        communication_of(method, columns)
 
 
 @pytest.mark.slow

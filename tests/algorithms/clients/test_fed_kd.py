@@ -31,6 +31,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
+from fedcodist.core.readout import Readout
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.programs import build_programs
@@ -715,5 +716,18 @@ def test_networks_of_logits_alone_have_no_hidden_term():
 def test_clients_optimizers_may_not_keep_their_rate():
     training = LocalTraining(optax.inject_hyperparams(optax.sgd))
     method = fed_kd(LARGE, SMALL, COLUMNS, training, hyper=HYPER)
-    with pytest.raises(ValueError, match="must not keep its learning rate"):
+    with pytest.raises(ValueError, match=r"^training\.optimizer must not keep its learning rate"):
         method.init_client_state()
+    with pytest.raises(ValueError, match=r"^training\.optimizer must not keep its learning rate"):
+        fed_kd(LARGE, SMALL, COLUMNS, training, hyper=HYPER, exchange="step_gradient")
+
+
+def test_a_language_model_is_refused_by_name():
+    as_readout = lambda x: Readout(x, jnp.zeros((x.shape[-1], 2)), jnp.zeros(2), jnp.ones(len(x)))
+    readout = lambda variables, batch, **_: (as_readout(batch["image"]), {})
+    for teacher, student, name in (
+        (LARGE, SMALL._replace(apply=readout), "student"),
+        (LARGE._replace(apply=readout), SMALL, "teacher"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must return logits .*, got a Readout"):
+            fed_kd(teacher, student, COLUMNS, TRAINING, hyper=HYPER)

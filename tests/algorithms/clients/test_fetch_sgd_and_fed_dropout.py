@@ -445,7 +445,11 @@ def batch_norm():
         ),
         (
             lambda: fed_dropout(mlp((6, 5)), mlp((3,)), LAYERS),
-            "submodel must be a chain of layers, each a kernel and a bias; 'Dense_2/bias'",
+            r"submodel must be a chain of the layers \[.*\], each a kernel and a bias; 'Dense_2/bias'",
+        ),
+        (
+            lambda: fed_dropout(mlp((6,)), mlp((3,)), ("Dens_0", "Dense_1")),
+            r"model must be a chain of the layers \['Dens_0', 'Dense_1'\], .*; 'Dens_0/bias' does",
         ),
         (
             lambda: fed_dropout(mlp((6, 5)), mlp((3, 2)), ("Dense_1", "Dense_0", "Dense_2")),

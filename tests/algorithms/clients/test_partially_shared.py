@@ -482,6 +482,10 @@ def test_the_two_parts_make_the_whole():
             r"^shared must choose parameters, it chooses none",
         ),
         (
+            lambda: lg_fed_avg_one(MODEL, shared="*"),
+            r"^shared must leave out parameters, it .* all",
+        ),
+        (
             lambda: partially_shared(
                 fed_dropout(mlp(4), mlp(2), ("Dense_0", "Dense_1")),
                 "Dense_1",

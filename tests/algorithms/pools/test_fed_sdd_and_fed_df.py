@@ -819,7 +819,10 @@ def test_bad_input_is_one_line(build, message):
     "options, message",
     [
         (dict(measured="clients"), "measured must be several of .*, got the string 'clients'"),
-        (dict(num_models=1, group_sizes=5), "group_sizes must be integers, one per model, got 5"),
+        (
+            dict(num_models=1, group_sizes=5),
+            "group_sizes must be a list of integers, one per model, got 5",
+        ),
         (dict(steps=1.5), r"distillation.steps must be an integer of at least 0, got 1\.5"),
     ],
 )
@@ -855,14 +858,16 @@ def test_models_of_clients_who_send_something_else_cannot_be_known():
     by_step = fed_kd(MODEL, MODEL, federated().columns, TRAINING, exchange="step_gradient")
     for method in (sketching, compressed(by_step, ROUNDS)):
         pool = Pool(method, np.arange(6), 2)
-        for build in (
-            lambda pool=pool: fed_df({"pool": pool}, federated().columns, 11, DISTILLATION),
-            lambda pool=pool: fed_be({"pool": pool}, federated().columns, 11, DISTILLATION),
-            lambda method=method: sdd(method, measured=("clients",), num_models=1),
+        of_pools = r"^pools\['pool'\]\.method must send changes of whole models"
+        for build, message in (
+            (lambda p=pool: fed_df({"pool": p}, federated().columns, 11, DISTILLATION), of_pools),
+            (lambda p=pool: fed_be({"pool": p}, federated().columns, 11, DISTILLATION), of_pools),
+            (
+                lambda m=method: sdd(m, measured=("clients",), num_models=1),
+                r"^pool\.method must send changes of whole models",
+            ),
         ):
-            with pytest.raises(
-                ValueError, match=r"'pool'.* must send changes of whole models"
-            ) as error:
+            with pytest.raises(ValueError, match=message) as error:
                 build()
             assert "\n" not in str(error.value)
     sdd(sketching, num_models=1)
