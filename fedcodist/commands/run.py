@@ -88,9 +88,12 @@ def main(arguments: list[str]) -> int:
     program = [sys.executable, "-m", "fedcodist.commands.run", *arguments[1:]]
     if is_distributed:
         return launch.supervise_host(program)
-    return launch.supervise(
-        program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
-    )
+    try:
+        return launch.supervise(
+            program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"
+        )
+    except OSError as error:
+        return command_line.refuse(OSError(f"cannot write {workdir}: {error.strerror}."))
 
 
 def _processes(is_distributed: bool) -> int:
@@ -129,7 +132,7 @@ def _run(workdir: Path) -> int:
     from fedcodist.run.divergence import TrainingDiverged
     from fedcodist.run.experiment import check_experiment, run_experiment
     from fedcodist.run.export import save_models
-    from fedcodist.run.profile import check_folder, tracing
+    from fedcodist.run.profile import check_trace_folder, tracing
     from fedcodist.run.tracked_runs import LoggerError
 
     config = _CONFIG.value
@@ -137,7 +140,7 @@ def _run(workdir: Path) -> int:
     command_line.show_warnings(is_first)
     try:
         if _PROFILE.value is not None and is_first:
-            check_folder(_PROFILE.value)
+            check_trace_folder(_PROFILE.value)
         loggers = config.get("loggers") if _LOGGERS.value is None else _LOGGERS.value
         callbacks = loggers_of(loggers, workdir) if is_first else []
         with as_settings(config):
@@ -197,9 +200,11 @@ def _run(workdir: Path) -> int:
 
 
 def _tell_of_loggers(loggers: Sequence[str] | None, evaluations: Sequence[Any]) -> None:
-    """Says so if loggers were named for a run that was finished already, of which they get nothing."""
+    """Says so if loggers were named for a run that was finished already: they get none of its rounds."""
     if loggers and not evaluations:
-        print(f"the run was finished already: loggers ({', '.join(loggers)}) get nothing of it")
+        print(
+            f"the run was finished already: loggers ({', '.join(loggers)}) get none of its rounds"
+        )
 
 
 def _data_note(config: ConfigDict, workdir: Path) -> "list[Callback]":

@@ -69,10 +69,15 @@ def main(arguments: Sequence[str]) -> int:
     if settings.list:
         print("\n".join(runs))
         return 0
-    return child_processes.until_interrupted(
-        lambda: _run_all(configs, settings, others),
-        "interrupted: the same command goes on where it stopped.",
-    )
+    try:
+        return child_processes.until_interrupted(
+            lambda: _run_all(configs, settings, others),
+            "interrupted: the same command goes on where it stopped.",
+        )
+    except OSError as error:  # of a log, or of the mark of a finished run
+        return command_line.refuse(
+            OSError(f"cannot write {error.filename or settings.workdir}: {error.strerror}.")
+        )
 
 
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
@@ -142,10 +147,10 @@ def _start(
         return child_processes.start(program)
     log = settings.workdir / f"{run_folder_name(run)}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    if not any(other.lstrip("-").partition("=")[0] == "processes" for other in others):
+        program.append("--processes=1")
     with open(log, "a", encoding="utf-8") as output:
-        child = child_processes.start(
-            [*program, "--processes=1"], stdout=output, stderr=subprocess.STDOUT
-        )
+        child = child_processes.start(program, stdout=output, stderr=subprocess.STDOUT)
     # The threads that the child starts later inherit this.
     launch.take_cores(place, places, child.pid)
     return child

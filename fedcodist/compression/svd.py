@@ -62,7 +62,8 @@ def svd(
     rank is the least that keeps a share T of the energy, the sum of squared singular values (FedKD,
     equation 8, https://arxiv.org/abs/2108.13323). T changes from `start` to `end` over the rounds
     (equation 9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q.
-    Otherwise the tensor is sent undecomposed. So are vectors, and all tensors at T = 1.
+    Otherwise the tensor is sent undecomposed. So are vectors, and all tensors at T = 1 but those
+    of zeros, of which nothing is sent.
 
     Tensors with values that are not finite are sent undecomposed, so that the receiver sees them.
     Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, so the energy

@@ -517,7 +517,7 @@ def _order_of_client_of_row(
     client_ids: Sequence[str] | np.ndarray | None,
     allow_empty: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    owners = natural_ids_as_text("client_of_row", _numbers("client_of_row", client_of_row))
+    owners = natural_ids_as_text("client_of_row", client_of_row)
     if owners.shape != (num_examples,):
         raise ValueError(
             f"client_of_row must name a client for each of the {num_examples} rows, "
@@ -565,12 +565,18 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must be one array, got lists of different lengths") from None
 
 
-def natural_ids_as_text(name: str, owners: np.ndarray) -> np.ndarray:
-    """Natural ids in an array of bytes, or of objects as in pandas, as an array of text.
+def natural_ids_as_text(name: str, ids: Any) -> np.ndarray:
+    """Natural ids, also in bytes or objects as in pandas, as an array of text; numbers as they are.
 
     The same text in bytes is the same id. Objects that are all integers are indices. `name` is the
     argument's, for messages.
     """
+    if isinstance(ids, list | tuple):
+        # Fixed-width text, which arrays hold, would lose it.
+        for owner in ids:
+            if isinstance(owner, str) and owner.endswith("\0"):
+                raise ValueError(f"{name} must not end in a NUL character, got {owner!r}")
+    owners = _numbers(name, ids)
     if owners.dtype.kind not in "OS" or owners.ndim != 1:
         return owners
     if owners.dtype.kind == "O":

@@ -59,7 +59,7 @@ def from_hugging_face(
       columns: the features to read, or a mapping from column to feature; by default all but
         `client_column`.
       client_column: the feature that names the client of each example, text or integers. Clients are
-        then sorted by id.
+        then sorted by id as text, so 10 comes before 2.
       options: further arguments of `datasets.load_dataset`, such as `name="fine"`, where `source` is a
         name.
 

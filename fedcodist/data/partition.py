@@ -319,7 +319,7 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     Raises:
       ValueError, TypeError: ids that are not a non-empty vector of strings or integers.
     """
-    array = natural_ids_as_text("ids", np.asarray(ids))
+    array = natural_ids_as_text("ids", ids)
     if array.dtype.kind not in "Uiu":
         raise TypeError(f"ids must be strings or integers, got {array.dtype}")
     if array.ndim != 1 or len(array) == 0:

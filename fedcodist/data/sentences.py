@@ -14,6 +14,7 @@ URL = "<url>"
 _URL = re.compile(r"(?:https?|ftp)://[^\s<>\"]+|www\.[^\s<>\"]+", re.IGNORECASE)
 _WORD = re.compile(rf"{URL}|[a-z0-9_]+(?:['-][a-z0-9_]+)*|[^\sa-z0-9_]")
 # A sentence ends at . ! or ? and what it closes, before white space and something that can begin one.
+# Typographic quotes and ellipses, which are replaced later, do not close, begin or end one.
 _END = re.compile(r"(?<=[.!?])([\"')\]]*)\s+(?=[\"'(\[]*[A-Z0-9`])")
 _QUOTES = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "..."})
 # Elements before and after which no sentence goes on.
@@ -58,7 +59,7 @@ def sentences_of(text: str) -> list[list[str]]:
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of one sentence; empty where it has no letter and no digit."""
+    """The words of one sentence; empty where none begins with a letter or digit."""
     plain = _URL.sub(f" {URL} ", sentence.translate(_QUOTES))
     words = _WORD.findall(plain.encode("ascii", "ignore").decode().lower())
     return words if any(word[0].isalnum() or word == URL for word in words) else []

@@ -250,8 +250,14 @@ def _number_array(name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     kind, accepted = ("float_list", "f") if values.dtype.kind == "f" else ("int64_list", "biu")
     if dtype.kind not in accepted:
         raise ValueError(f"feature {name!r} is a {kind}, which cannot fill dtype {dtype}")
-    array = values.astype(dtype)
-    if kind == "int64_list" and not np.array_equal(array.astype(np.int64), values):
+    with np.errstate(over="ignore"):
+        array = values.astype(dtype)
+    if kind == "float_list":
+        fits = np.array_equal(np.isinf(array), np.isinf(values))
+    else:
+        is_negative = dtype.kind == "u" and (values < 0).any()  # it wraps, and would wrap back
+        fits = not is_negative and np.array_equal(array.astype(np.int64), values)
+    if not fits:
         raise ValueError(f"feature {name!r} has values that do not fit {dtype}")
     return array
 

@@ -13,10 +13,10 @@ import numpy as np
 
 NUM_LABELS = 10
 SIDE = 28
-# Split -> file of the images, file of the labels, number of images.
+# Split -> file of the images, file of the labels.
 FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", 60_000),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", 10_000),
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 # Of the unpacked files: gzip's bytes depend on the program that packed them.
 MD5S = {
@@ -72,7 +72,7 @@ def read_mnist(source: str | os.PathLike[str], accept_unverified: bool = False) 
             f"{folder}: {unverified[0]}; --accept-unverified uses what is there all the same"
         )
     splits = {}
-    for split, (images, labels, _) in FILES.items():
+    for split, (images, labels) in FILES.items():
         try:
             image, label = idx_array(contents[images], 3), idx_array(contents[labels], 1)
             if image.shape[1:] != (SIDE, SIDE) or not len(image):

@@ -24,7 +24,7 @@ class EmbeddingGenerator(nn.Module):
 
     @nn.compact
     def __call__(self, labels: jax.Array, noise: jax.Array) -> jax.Array:
-        """Embeddings [batch, width] of labels [batch] and noise [batch, ...]."""
+        """Embeddings [batch, width] of labels [batch] and noise [batch, noise]."""
         of_type = jnp.result_type(float)
         x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.classes)], axis=-1)
         x = nn.relu(nn.Dense(self.hidden, param_dtype=of_type)(x))
@@ -38,7 +38,7 @@ def diversity(noise: jax.Array, embeddings: jax.Array) -> jax.Array:
     of squares for noise and of absolute values for embeddings, as in the authors' code.
 
     Args:
-      noise: [batch, ...]; embeddings: [batch, width].
+      noise: [batch, noise]; embeddings: [batch, width].
     """
     noise_distances = jnp.mean((noise[:, None] - noise[None]) ** 2, axis=-1)
     distances = jnp.mean(jnp.abs(embeddings[:, None] - embeddings[None]), axis=-1)

@@ -201,8 +201,8 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
         output = HEAD if HEAD in params else "output"
         if output not in params:
             raise ValueError(
-                "algorithm.output_penalty must be 0 for a network without a layer 'output' or "
-                f"{HEAD!r}, got one with {sorted(params)}."
+                "output_penalty (in a config, algorithm.output_penalty) must be 0 for a network without "
+                f"a layer 'output' or {HEAD!r}, got one with {sorted(params)}."
             )
         kernel = gradient[output]["kernel"] + 2 * weight * params[output]["kernel"]
         return {**gradient, output: {**gradient[output], "kernel": kernel}}

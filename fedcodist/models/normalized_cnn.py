@@ -46,6 +46,8 @@ class NormalizedCNN(nn.Module):
     ) -> jax.Array:
         if x.ndim != 4 or min(x.shape[1:3]) < 8 or x.shape[1] % 2 or x.shape[2] % 2:
             raise ValueError(f"x must be [B, H, W, C] with H, W even and >= 8, got {x.shape}")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(jnp.float32)  # a sum of four uint8 would wrap
         # On a CPU a sum of slices takes a tenth of the time that a mean over two axes takes.
         x = (x[:, ::2, ::2] + x[:, 1::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, 1::2]) / 4
         for layer in range(3):

@@ -33,13 +33,14 @@ PLD, RDP = "pld", "rdp"
 _TOLERANCE = 1e-3  # of a calibrated noise multiplier
 # With less noise, epsilon is in the millions and counts as infinite; the accountants' numbers overflow.
 LEAST_NOISE = 1e-3
+LEAST_DELTA = 1e-14
 
 
 class PrivacyBudget(NamedTuple):
     """The delta at which a run's epsilon is computed, and the largest epsilon.
 
     Attributes:
-      delta: in (0, 1); choose it below 1 / (number of clients).
+      delta: at least 1e-14 and below 1; choose it below 1 / (number of clients).
       epsilon: training ends before the round that would exceed it; None for no limit.
       accountant: 'pld' or 'rdp'; None for the tighter one that supports the sampling.
     """
@@ -193,8 +194,13 @@ def relation(pools: Mapping[str, PrivateCohorts]) -> str:
 
 
 def check_delta(name: str, delta: Any) -> None:
-    """Raises ValueError or TypeError that names the argument unless delta is in (0, 1)."""
+    """Raises ValueError or TypeError that names the argument unless delta is in (0, 1), and not tiny."""
     check_number(name, delta, above=0, below=1)
+    if delta < LEAST_DELTA:
+        raise ValueError(
+            f"{name} must be at least {LEAST_DELTA:g}, below which the accountants' probabilities are "
+            f"rounded away, got {delta:g}."
+        )
 
 
 def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None) -> None:

@@ -13,7 +13,8 @@ PyTree = Any
 def clipped(tree: PyTree, bound: jax.Array | float, per_layer: bool = False) -> PyTree:
     """The tree, scaled so that the Euclidean norm of all its values is at most the bound.
 
-    A tree with a value that is not finite becomes 0, so that no client can break the bound or the sum.
+    A tree with a value that is not finite, or whose norm float32 does not hold, becomes 0, so that no
+    client can break the bound or the sum.
 
     Args:
       tree: arrays of floats.

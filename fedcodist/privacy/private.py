@@ -221,8 +221,16 @@ def private(
             metrics,
         ),
         after_sending=after_sending,
+        num_rounds=_most_rounds(method, banded),
         server_message=None if banded is None else server_message,
     )
+
+
+def _most_rounds(method: FederatedMethod, banded: BandedNoise | None) -> int | None:
+    """The most rounds of a run: noise that is correlated is made for so many."""
+    if banded is None or banded.bands == 1:
+        return method.num_rounds
+    return min(banded.rounds, method.num_rounds or banded.rounds)
 
 
 def _multiplier_of(noise: float | BandedNoise) -> float:

@@ -28,15 +28,19 @@ def check_private(method: FederatedMethod, arguments: Mapping[str, Any]) -> None
         check_integer("expected_clients", arguments["expected_clients"], low=1)
         if arguments["weight_clip"] is not None:
             raise ValueError(
-                "weight_clip must be None with expected_clients, by which sums are divided in place of "
-                "the weights."
+                "weight_clip must be None with expected_clients (Poisson cohorts), by which sums are "
+                "divided in place of the weights."
             )
     if arguments["adaptive"] is not None:
         arguments["adaptive"].check("adaptive")
         if arguments["per_layer"]:
-            raise ValueError("per_layer must be False with adaptive, which moves one bound.")
+            raise ValueError(
+                "per_layer must be False with adaptive (a quantile), which moves one bound."
+            )
         if arguments["weight_clip"] is not None:
-            raise ValueError("weight_clip must be None with adaptive, whose share is of clients.")
+            raise ValueError(
+                "weight_clip must be None with adaptive (a quantile), whose share is of clients."
+            )
     if method.privacy is not None:
         raise ValueError("method must not be private already.")
     if method.reduce.mask is not None:

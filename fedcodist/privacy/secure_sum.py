@@ -75,7 +75,7 @@ def secure_sum(
       value_range: the largest magnitude of a number that a client sends, before it is weighted. That of
         a number in `extra` is 1 if `value_range` is smaller.
       max_weight: the largest weight of a client, such as its number of examples.
-      bits: of a number in the sum, 2 to 32.
+      bits: of a number in the sum, 3 to 32; more clients need more.
       masks: whether masks are drawn. Without them the model is the same to the bit, and a round, which
         otherwise draws a mask for every two clients, is faster.
       dropout: the probability in [0, 1) that a client drops out after masks are agreed on, independently

@@ -31,7 +31,7 @@ class ReportFiles(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 0, or 2 if there is nothing to report."""
+    """Runs the command; returns its exit status: 0, or 2 if nothing can be reported or written."""
     parser = Parser(
         prog="python -m fedcodist.report",
         description="Table, plots and a single HTML file from any set of run folders.",
@@ -83,7 +83,7 @@ def write_report(
     title: str = "",
     ranking: RankingTable | None = None,
 ) -> ReportFiles:
-    """Writes report.html and plots: accuracy, accuracy_by_bytes, loss, per_label_accuracy, clients.
+    """Writes report.html and plots of accuracy, by rounds, bytes and epsilon, of the loss, and by label.
 
     Where the collection has another metric, plots of accuracy are of this one and have its name. A plot
     without data is left out, and so are all plots without matplotlib. The HTML file contains the plots

@@ -18,7 +18,7 @@ from fedcodist.report.runs import (
 )
 
 ACCURACY = "accuracy"
-_TRAINING = "clients"  # the split of training's metrics lines
+TRAINING = "clients"  # the split of training's metrics lines
 # Numbers of metrics lines that are no metrics.
 _NO_METRICS = ("round", "model", "split", "seed", "clients", "epsilon")
 # Settings in which two runs of one method may differ: the seed, and the run's name.
@@ -314,7 +314,7 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
         name
         for run in runs
         for series, records in run.records.items()
-        if series.split != _TRAINING
+        if series.split != TRAINING
         for record in records.values()
         for name in record
         if name not in _NO_METRICS and number_of(record, name) is not None
@@ -328,7 +328,7 @@ def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
         series.split
         for run in runs
         for series, records in run.records.items()
-        if series.split != _TRAINING and any(metric in record for record in records.values())
+        if series.split != TRAINING and any(metric in record for record in records.values())
     )
     first = ("test", "held_out")
     return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))

@@ -10,7 +10,7 @@ from fedcodist.core.extras import install_command
 from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
-from fedcodist.report.collection import Collection, Curve, Method, curve, last_round
+from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_round
 from fedcodist.report.costs import bytes_per_round, pool_of
 from fedcodist.report.privacy_plot import privacy_plot
 from fedcodist.report.runs import Series, mapping_of
@@ -106,7 +106,7 @@ def _followed_split(collection: Collection, metric: str) -> str:
         for method in collection.methods
         for run in method.runs
         for series in run.records
-        if series.split != "train"
+        if series.split != TRAINING
     }
     return max(collection.splits or sorted(evaluated) or ["test"], key=evaluations)
 
@@ -126,16 +126,18 @@ def _megabytes_per_round(method: Method, model: str) -> float | None:
 def _loss_plot(collection: Collection) -> "Figure | None":
     panels = []
     evaluated = _followed_split(collection, "loss")
-    for split, label in (
-        (evaluated, f"{split_name(evaluated).capitalize()} loss (nats)"),
-        ("train", "Loss on the clients' data (nats)"),
+    of_clients = "Clients' loss in training (nats)"
+    for split, metric, label in (
+        (evaluated, "loss", f"{split_name(evaluated).capitalize()} loss (nats)"),
+        (TRAINING, "loss", of_clients),  # of parties
+        (TRAINING, "client_loss", of_clients),  # of pools
     ):
         if any(
-            curve(method, model, split, "loss").rounds
+            curve(method, model, split, metric).rounds
             for method in collection.methods
             for model in collection.models
         ):
-            panels.append((split, "loss", label, 1.0))
+            panels.append((split, metric, label, 1.0))
     return _curves_plot(collection, panels) if panels else None
 
 

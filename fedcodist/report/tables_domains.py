@@ -24,7 +24,7 @@ from fedcodist.config.command_line import Parser
 from fedcodist.config.data_text import TEXT, TEXT_MODELS, TextData, load_text, text_model
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.core.metric_kinds import decimal
-from fedcodist.report.runs import Run, Series, load_run
+from fedcodist.report.runs import Run, Series, find_run_folders, load_run
 from fedcodist.report.spread import plus_minus
 from fedcodist.run.export import load_model
 from fedcodist.text.next_token import continuations
@@ -71,7 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = max(console.width, 120)
     try:
-        runs = [finished_run(folder) for folder in run_folders(options.runs)]
+        notes: list[str] = []
+        runs = [finished_run(folder) for folder in find_run_folders(options.runs, notes)]
+        for note in notes:
+            print(f"domains: {note}", file=sys.stderr)
+        if not runs:
+            return 2
         ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
         runs.sort(key=lambda run: ranks.get(method_of(run.config), len(ranks)))
         names = names_of(runs)
@@ -87,17 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"domains: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Run folders among the paths and below them. Raises ValueError where there are none."""
-    folders = []
-    for path in paths:
-        below = [path] if (path / "config.json").is_file() else []
-        folders += below or sorted(file.parent for file in path.rglob("config.json"))
-    if not folders:
-        raise ValueError(f"no run folder in {', '.join(map(str, paths))}")
-    return folders
 
 
 def finished_run(folder: Path) -> Run:
@@ -119,8 +113,10 @@ def names_of(runs: Sequence[Run]) -> list[str]:
         return f"{name}, {text}" if text else name
 
     names = [name_of(run) for run in runs]
+    folders = [run.folder.name for run in runs]
+    of_folder = lambda folder: str(folder) if folders.count(folder.name) > 1 else folder.name
     return [
-        f"{name} ({run.folder.name})" if names.count(name) > 1 else name
+        f"{name} ({of_folder(run.folder)})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
 

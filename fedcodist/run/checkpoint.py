@@ -65,8 +65,7 @@ def save_checkpoint(folder: Path, round: int, state: PyTree, notes: dict[str, An
     up_to_this = [
         old for old_round, old in _by_round(folder) if old_round <= round and old.is_file()
     ]
-    # Processes that were killed while writing have left the hidden ones.
-    for old in (*up_to_this[:-_MOST_CHECKPOINTS], *folder.glob(".round_*")):
+    for old in up_to_this[:-_MOST_CHECKPOINTS]:
         old.unlink(missing_ok=True)
     return path
 
@@ -108,6 +107,8 @@ def newest_beyond(folder: Path, rounds: int) -> int | None:
 def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
     """Moves damaged checkpoints, which `load_checkpoint` has skipped, to the folder 'damaged'.
 
+    Removes the files that processes were writing when they were killed.
+
     Otherwise a run that continues from an earlier round would keep the damaged files, which have later
     rounds, and remove its own checkpoints.
 
@@ -122,6 +123,10 @@ def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
       CheckpointError: names the checkpoint that cannot be moved.
     """
     folder = Path(folder)
+    # Processes that were killed while writing have left hidden ones. Only a run that starts removes
+    # them: in a folder that runs share, another one may be writing.
+    for unfinished in folder.glob(".round_*"):
+        unfinished.unlink(missing_ok=True)
     damaged = [path for round, path in _by_round(folder) if round > whole]
     for path in damaged:
         place, copies = folder / _DAMAGED / path.name, 1

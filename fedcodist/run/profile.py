@@ -11,7 +11,7 @@ import jax
 Callback = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
-def check_folder(folder: str) -> None:
+def check_trace_folder(folder: str) -> None:
     """Raises ValueError that names the flag if a trace cannot be written into the folder.
 
     A folder that does not exist is not made yet: it may lie in a run folder, which must be new.

@@ -13,6 +13,8 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer
 from fedcodist.core.metrics import Batch
 
+_NUMBERS = ("clicked", "others", "history")
+
 
 def sampled_candidates(titles: Any, negatives: int = 4) -> Preprocess:
     """Preprocessing for training: the clicked article, with some of those that were not clicked.
@@ -57,9 +59,6 @@ def all_candidates(titles: Any) -> Preprocess:
         return {**batch, **tokens}
 
     return preprocess
-
-
-_NUMBERS = ("clicked", "others", "history")
 
 
 def _tokens(titles: Any, articles: jax.Array) -> jax.Array:

@@ -183,7 +183,7 @@ def _start(
 
 
 def _conclude(values: flags.FlagValues) -> int:
-    """Prints the study's best trial, and the command that runs an experiment with it."""
+    """Prints the study's best trial as settings of `fedcodist run`."""
     from fedcodist.tuning import study as studies
 
     try:

@@ -1,6 +1,8 @@
 """What the command adds to a run folder: a description of the data, and the trained models."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -55,6 +57,16 @@ def test_a_note_that_cannot_be_written_is_the_run_folders_error(tmp_path):
         data_note(tmp_path / "none", {"near": {}})([])
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    """The logs of its processes are written before a process looks at it."""
+    (tmp_path / "file").touch()
+    arguments = ["--config=digits_codist:fed_avg", f"--workdir={tmp_path / 'file' / 'run'}"]
+    command = [sys.executable, "-m", "fedcodist.commands.run", *arguments, "--processes=2"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: cannot write {tmp_path / 'file' / 'run'}: Not a directory.\n"
+
+
 def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     weights = np.arange(6, dtype=np.float32).reshape(2, 3)
     # The variables of an ensemble hold its members' weights and mutable state.
@@ -87,7 +99,7 @@ def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
 )
 def test_loggers_of_a_finished_run_are_told(loggers, evaluations, is_told, capsys):
     _tell_of_loggers(loggers, evaluations)
-    line = "the run was finished already: loggers (csv) get nothing of it\n"
+    line = "the run was finished already: loggers (csv) get none of its rounds\n"
     assert capsys.readouterr().out == (line if is_told else "")
 
 

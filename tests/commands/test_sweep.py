@@ -304,6 +304,21 @@ def test_a_setting_of_some_runs_is_refused_unless_only_those_are_done(capsys, tm
     assert sweep.main([*arguments, "--only", "merged*"]) == 0
 
 
+def test_several_at_once_have_the_processes_that_were_given(fake):
+    run, started, _ = fake
+    assert run("--at-once", "2", "--processes=2") == 0
+    assert all("--processes=1" not in arguments for arguments, _ in started())
+    assert all("--processes=2" in arguments for arguments, _ in started())
+
+
+def test_a_log_that_cannot_be_written_is_one_line(fake, capfd):
+    run, _, folder = fake
+    (folder / "runs").write_text("a file")
+    assert run("--at-once", "2") == USER_ERROR
+    error = capfd.readouterr().err
+    assert error.startswith("error: cannot write ") and error.count("\n") == 1
+
+
 def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
     run, started, folder = fake
     assert run("--at-once", "3") == 0

@@ -173,6 +173,11 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
         "FedAvg, sites (b)",
         "FedProx, sites",
     ]
+    assert tables_domains.names_of([run("0/a"), run("1/a"), run("b")]) == [
+        "FedAvg, sites (0/a)",
+        "FedAvg, sites (1/a)",
+        "FedAvg, sites (b)",
+    ]
 
 
 def test_a_number_of_samples_below_zero_is_one_line(capsys):
@@ -322,7 +327,7 @@ def test_every_run_of_the_config():
 
 def test_what_the_table_refuses(tmp_path, capsys):
     assert tables_domains.main([str(tmp_path)]) == 2
-    assert "no run folder in" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").write_text("")
     for data, message in (("digits", "is no run on prepared text"), (TEXT, "is not finished")):
         config = {"rounds": 2, "seed": 0, "data": {"name": data}}

@@ -403,7 +403,7 @@ def test_a_network_needs_a_layer_of_a_certain_name_for_a_penalty_alone(tmp_path,
     phases.phase_experiment(config, data, "private")
     config.algorithm.output_penalty = 1e-3
     with pytest.raises(
-        ValueError, match=r"algorithm\.output_penalty must be 0 for a network without"
+        ValueError, match=r"algorithm\.output_penalty\) must be 0 for a network without"
     ):
         phases.phase_experiment(config, data, "private")
 

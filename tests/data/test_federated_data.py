@@ -205,6 +205,7 @@ X = {"x": np.arange(4)}
         ({"offsets": [[0], [1, 4]]}, "offsets must be one array"),
         ({"client_of_row": [[0], [1, 2], 1, 1]}, "client_of_row must be one array"),
         ({"client_of_row": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
+        ({"client_of_row": ["a", "a\0", "b", "b"]}, "client_of_row must not end in a NUL"),
         ({"client_of_row": [0, 1]}, "each of the 4 rows"),
         ({"client_of_row": [0, 1, 1, -1]}, "negative, got -1"),
         ({"client_of_row": [0, 0, 0, 10**12]}, "pass natural ids as strings"),

@@ -424,6 +424,23 @@ def test_sqlite_names_client_and_example_of_a_bad_record(tmp_path):
         errors_of(path, f"client '7', example 2: .*{pattern}")
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(np.array([-1]), np.uint64), (np.array([-1]), np.uint8), (np.float32([1e6]), np.float16)],
+)
+def test_sqlite_values_that_would_wrap_or_become_infinite(tmp_path, value, dtype):
+    path = write_sqlite(tmp_path / "a", [("train", "c", encode_example({"x": value}))])
+    errors_of(path, "feature 'x' has values that do not fit", features={"x": (dtype, (1,))})
+
+
+def test_sqlite_infinite_values_stay(tmp_path):
+    path = write_sqlite(
+        tmp_path / "a", [("train", "c", encode_example({"x": np.float32([np.inf])}))]
+    )
+    data = from_sqlite(path, "train", {"x": (np.float16, (1,))})
+    assert np.isinf(data.columns["x"]).all()
+
+
 def test_sqlite_bytes_that_end_in_nul(tmp_path):
     path = write_sqlite(tmp_path / "a", [("train", "c", encode_example({"t": [b"a\0"]}))])
     errors_of(path, "client 'c', example 0: feature 't' has bytes", features={"t": (bytes, (1,))})

@@ -273,6 +273,9 @@ def test_the_program_writes_what_configs_read(prepare, tmp_path):
     assert status == 0 and "nothing is left to do" in printed.out
     status, printed = prepare("--source", source, "--accept-unverified", "--seed", "-1")
     assert status == 2 and "--seed must not be negative" in printed.err
+    for images in ("9", "1281161"):
+        status, printed = prepare("--source", source, "--images", images)
+        assert status == 2 and "--images must be between 10 and 1,281,160" in printed.err
 
 
 def test_the_card_has_the_checksums():

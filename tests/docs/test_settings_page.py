@@ -90,7 +90,7 @@ def test_the_limits_are_those_of_the_check(written):
     words["True or False"] = "`True`, `False`"
     expected = allowed.replace(kind.group(), words[kind.group()], 1)
     expected = expected.replace("at most 1 and above 0", "above 0 and at most 1")
-    narrower = {"training.secure_sum.bits": "integer, 2 to 32", "training.scaffold_option": "1, 2"}
+    narrower = {"training.secure_sum.bits": "integer, 3 to 32", "training.scaffold_option": "1, 2"}
     assert rows()[written] == narrower.get(written, expected)
 
 

@@ -61,6 +61,16 @@ def test_padded_examples_change_nothing():
     )
 
 
+def test_bright_pixels_of_8_bits_do_not_wrap():
+    images = np.full((1, 8, 8, 3), 200, np.uint8)
+    network = NormalizedCNN(2, classes=3)
+    variables = network.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    found, expected = (network.apply(variables, x) for x in (images, images.astype(np.float32)))
+    np.testing.assert_array_equal(found, expected)
+    halves = network.apply(variables, images.astype(jnp.bfloat16))
+    np.testing.assert_allclose(halves, expected, rtol=0.1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

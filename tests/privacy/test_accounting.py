@@ -273,6 +273,10 @@ def run_in(folder, method, rounds, settings):
             lambda: PrivacyBudget(1.0).check("privacy"),
             "privacy.delta must be above 0 and below 1, got 1.0.",
         ),
+        (
+            lambda: PrivacyBudget(1e-15).check("privacy"),
+            "privacy.delta must be at least 1e-14, .* 1e-15",
+        ),
         (lambda: PrivacyBudget(1e-5, -1.0).check("privacy"), "privacy.epsilon must be above 0"),
         (
             lambda: PrivacyBudget(1e-5, None, "rényi").check("privacy"),

@@ -132,6 +132,14 @@ def test_one_band_is_independent_noise_to_the_bit():
     assert np.std(expected) > CLIP
 
 
+@pytest.mark.parametrize(("bands", "expected"), [(1, None), (BANDS, ROUNDS)])
+def test_a_run_may_not_be_longer_than_its_correlated_noise(bands, expected):
+    method = private(WIDE, CLIP, BandedNoise(1.5, bands, ROUNDS), expected_clients=1)
+    assert method.num_rounds == expected
+    fewer = private(WIDE._replace(num_rounds=2), CLIP, BandedNoise(1.5, bands, ROUNDS), 1)
+    assert fewer.num_rounds == 2
+
+
 def draw(round, count):
     """The clients of a round of one pool, as they are selected."""
     pool = Pool(banded(), EVERYONE, 1, PoissonCohort(cycle=BANDS))

@@ -71,7 +71,8 @@ def write_run(
                             "per_label_accuracy": [value] * 9 + [None],
                         }
                     )
-                lines.append({**head, "split": "train", "loss": 2.0 - test, "norm": [1, 2]})
+                training = {"client_loss": 2.0 - test, "norm": [1, 2]}
+                lines.append({**head, "split": "clients", **training})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
     (folder / "environment.json").write_text(
@@ -580,6 +581,17 @@ def test_without_matplotlib_the_table_and_a_hint(tmp_path, monkeypatch, capsys):
     assert [line for line in output.splitlines() if "fedcodist[plot]" in line]
     assert not list(tmp_path.glob("*.png"))
     assert "MergedCodist" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["client_loss", "loss"])
+def test_the_loss_in_training_has_a_panel(tmp_path, name):
+    """Pools call it client_loss, and parties loss."""
+    run = write_run(tmp_path / "run")
+    text = (run / "metrics.jsonl").read_text().replace("client_loss", name)
+    (run / "metrics.jsonl").write_text(text)
+    figure = plots._loss_plot(collection_lib.collect([run]))
+    labels = {axes.get_ylabel() for axes in figure.axes} - {""}
+    assert labels == {"Test loss (nats)", "Clients' loss in training (nats)"}
 
 
 def test_loss_only_runs_have_a_loss_plot(tmp_path):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedcodist.run.profile import check_folder, tracing
+from fedcodist.run.profile import check_trace_folder, tracing
 
 
 @jax.jit
@@ -68,12 +68,12 @@ def test_without_a_folder_nothing_happens(capsys):
 
 def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    check_folder(str(tmp_path / "new" / "folder"))
+    check_trace_folder(str(tmp_path / "new" / "folder"))
     # It may be in a run folder, which must be new.
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "old").mkdir()
-    check_folder(str(tmp_path / "old"))
+    check_trace_folder(str(tmp_path / "old"))
     assert (tmp_path / "old").is_dir()
     for name in ("file", "file/folder"):
         with pytest.raises(ValueError, match=r"--profile must be a folder .*, got '.*file"):
-            check_folder(str(tmp_path / name))
+            check_trace_folder(str(tmp_path / name))

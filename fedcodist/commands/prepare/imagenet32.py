@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_args(arguments)
     if settings.seed < 0:
         return preparation.refuse(ValueError(f"--seed must not be negative, got {settings.seed}"))
-    if settings.images is not None and not 1 <= settings.images <= imagenet32.NUM_IMAGES:
-        allowed = f"between 1 and {imagenet32.NUM_IMAGES:,}"
+    if settings.images is not None and not 10 <= settings.images <= imagenet32.MOST_DRAWN:
+        allowed = f"between 10 and {imagenet32.MOST_DRAWN:,}, nearly as many of each file"
         return preparation.refuse(
             ValueError(f"--images must be {allowed}, got {settings.images:,}")
         )
