@@ -179,7 +179,6 @@ def keeping_models(method: FederatedMethod) -> FederatedMethod:
         return result._replace(client_state=StateAndTrainedModel(result.client_state, trained))
 
     def init_client_state() -> StateAndTrainedModel:
-        # NumPy arrays, since making an algorithm must not start a device.
         room = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
         nothing = jax.tree.map(room, variable_shapes(method.model))
         return StateAndTrainedModel(method.init_client_state(), nothing)

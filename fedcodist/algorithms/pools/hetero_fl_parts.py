@@ -46,7 +46,7 @@ def part_of_level(
     shares = {group: count.kept / count.whole for group, count in counts.items()}
 
     def part_at(first: int | jax.Array) -> Part:
-        # With NumPy, since making an algorithm must not start a device (unless `first` is a JAX array).
+        # In NumPy (unless `first` is a JAX array), so that it is a constant of the program.
         kept = {group: (np.arange(n.kept) + first) % n.whole for group, n in counts.items()}
         return part_at_places(places_of(kept, shapes, units), shapes)
 

@@ -448,6 +448,10 @@ def batch_norm():
             r"submodel must be a chain of the layers \[.*\], each a kernel and a bias; 'Dense_2/bias'",
         ),
         (
+            lambda: fed_dropout(mlp((6,)), mlp((3,)), "Dense_0"),
+            "layers must be a list, got 'Dense_0'",
+        ),
+        (
             lambda: fed_dropout(mlp((6,)), mlp((3,)), ("Dens_0", "Dense_1")),
             r"model must be a chain of the layers \['Dens_0', 'Dense_1'\], .*; 'Dens_0/bias' does",
         ),
@@ -470,7 +474,7 @@ def batch_norm():
     ],
 )
 def test_bad_input_is_one_line(make, message):
-    with pytest.raises(ValueError, match=f"^{message}") as raised:
+    with pytest.raises((ValueError, TypeError), match=f"^{message}") as raised:
         make()
     assert "\n" not in str(raised.value)
 

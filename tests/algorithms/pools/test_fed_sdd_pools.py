@@ -18,6 +18,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.privacy.private import private
 from fedcodist.run.programs import AXIS, build_programs, replicate
 from fedcodist.run.sources import resident_data
 
@@ -274,3 +275,24 @@ def test_bad_input_is_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         build(**options)
     assert "\n" not in str(error.value)
+
+
+def test_a_method_that_no_group_can_have_is_named_by_its_pool():
+    noisy = private(POOLS["b"].method, 1.0, 1.0, expected_clients=3)
+    message = r"^pools\['b'\]\.method must be private without expected_clients"
+    with pytest.raises(ValueError, match=message):
+        build({**POOLS, "b": POOLS["b"]._replace(method=noisy, poisson=None)})
+
+
+def test_server_functions_of_a_method_are_checked():
+    """Also where the method's server is a part of a larger state."""
+
+    def server_update(server, *arguments):
+        after = POOLS["a"].method.server_update(server, *arguments)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float16), after)
+
+    wrong = POOLS["a"]._replace(method=POOLS["a"].method._replace(server_update=server_update))
+    with pytest.raises(
+        ValueError, match=r"^method\.server_update must return a state as method\.init"
+    ):
+        build({**POOLS, "a": wrong})
