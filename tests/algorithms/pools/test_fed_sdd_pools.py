@@ -293,6 +293,6 @@ def test_server_functions_of_a_method_are_checked():
 
     wrong = POOLS["a"]._replace(method=POOLS["a"].method._replace(server_update=server_update))
     with pytest.raises(
-        ValueError, match=r"^method\.server_update must return a state as method\.init"
+        TypeError, match=r"^method\.server_update must return a state as method\.init"
     ):
         build({**POOLS, "a": wrong})
