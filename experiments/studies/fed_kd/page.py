@@ -167,7 +167,9 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
             *_without_threshold(full, panel, notes),
         ]
         if panel.around == "{}":
-            parts += [*_students(full, panel), *_parts(full, panel)]
+            parts += _students(full, panel)
+        parts += _parts(full, panel)
+        if panel.around == "{}":
             parts += _thresholds(full, panel, notes)
             parts += _ranks(full, panel, notes, plots)
         parts.append(found(notes, panel.title))
@@ -282,6 +284,8 @@ def _parts(records: Sequence[Record], panel: Panel) -> list[str]:
     """The effect of leaving out each loss, and FML's losses; the paper's remarks are on teachers."""
     rows = []
     for run, text in (*PARTS.items(), (FML.run, "FML's losses, with whole students")):
+        if panel.run(run) not in planned(panel.experiment):
+            continue
         both = [Method(text, run, model) for model in (TEACHERS, STUDENT)]
         base = [FED_KD._replace(model=model) for model in (TEACHERS, STUDENT)]
         differences = ["", "", ""]
