@@ -108,7 +108,6 @@ def p_fed_me(
                 ) -> tuple[PyTree, PyTree, jax.Array]:
                     theta, of_model, _ = now
                     (value, of_model), slope = differentiate(theta, of_model, *batch)
-
                     moved = lambda t, g, w: (
                         t - hyper.personal_learning_rate * (g + hyper.proximal_weight * (t - w))
                     ).astype(t.dtype)
