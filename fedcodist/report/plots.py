@@ -12,6 +12,7 @@ from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_round
 from fedcodist.report.costs import bytes_per_round, pool_of
+from fedcodist.report.mean_model import is_mean, panel_title, with_mean_model
 from fedcodist.report.privacy_plot import privacy_plot
 from fedcodist.report.runs import Series, mapping_of
 from fedcodist.report.styles import styles
@@ -31,14 +32,14 @@ def write_plots(collection: Collection, output: Path) -> list[Path]:
         import matplotlib  # noqa: F401
     except ImportError:
         return []
-    metric = collection.metric
+    metric, few_models = collection.metric, with_mean_model(collection)
     plots = {
-        f"{metric}.png": _metric_plot(collection),
-        f"{metric}_by_bytes.png": _bytes_plot(collection),
-        "loss.png": _loss_plot(collection),
-        "per_label_accuracy.png": _per_label_plot(collection),
+        f"{metric}.png": _metric_plot(few_models),
+        f"{metric}_by_bytes.png": _bytes_plot(few_models),
+        "loss.png": _loss_plot(few_models),
+        "per_label_accuracy.png": _per_label_plot(few_models),
         "clients.png": clients_plot(collection),
-        f"{metric}_by_epsilon.png": privacy_plot(collection),
+        f"{metric}_by_epsilon.png": privacy_plot(few_models),
     }
     written = []
     for name, figure in plots.items():
@@ -116,9 +117,12 @@ def _megabytes_per_round(method: Method, model: str) -> float | None:
     for run in method.runs:
         if sizes := mapping_of(run.summary, "models"):
             try:
-                total = bytes_per_round(run.config, sizes).get(pool_of(run.config, model))
+                by_pool = bytes_per_round(run.config, sizes)
             except ValueError:  # of a config that is not the library's
                 return None
+            total = (
+                sum(by_pool.values()) if is_mean(model) else by_pool.get(pool_of(run.config, model))
+            )
             return total / 1e6 if total else None
     return None
 
@@ -185,7 +189,7 @@ def _curves_plot(
                 late += _after_the_start(points, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
-        axis.set_title(as_written(f"{model} model"), fontsize=11, fontweight="bold")
+        axis.set_title(as_written(panel_title(model)), fontsize=11, fontweight="bold")
     for axis in axes[-1]:
         axis.set_xlabel(
             "Sent and received by all clients, MB" if by_bytes else "Communication round"

@@ -17,6 +17,7 @@ from fedcodist.report.collection import (
     flatten,
     with_identity,
 )
+from fedcodist.report.mean_model import panel_title
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def privacy_plot(collection: Collection) -> "Figure | None":
         axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets], minor=False)
         axes.set_xticks([], minor=True)
         axes.set_xlabel("Epsilon of the client who pays most")
-        axes.set_title(f"{model} model", fontsize=10)
+        axes.set_title(panel_title(model), fontsize=10)
         axes.grid(alpha=0.25)
     panels[0].set_ylabel(f"{metric_label(split, collection.metric)}; dashed: without noise")
     # About eleven letters are as wide as an inch, and a line's picture as eight letters.

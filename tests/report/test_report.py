@@ -18,7 +18,7 @@ from rich.console import Console
 import fedcodist as fc
 from fedcodist import report
 from fedcodist.config.registry import METHOD_NAMES, run_title
-from fedcodist.report import accuracy_table, costs, plots, privacy_plot
+from fedcodist.report import accuracy_table, costs, mean_model, plots, privacy_plot
 from fedcodist.report import collection as collection_lib
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.run.client_metrics import CLIENTS, ClientMetrics, save_clients
@@ -581,6 +581,74 @@ def test_without_matplotlib_the_table_and_a_hint(tmp_path, monkeypatch, capsys):
     assert [line for line in output.splitlines() if "fedcodist[plot]" in line]
     assert not list(tmp_path.glob("*.png"))
     assert "MergedCodist" in (tmp_path / "report.html").read_text()
+
+
+def test_many_parties_are_one_panel_of_their_mean(tmp_path):
+    """A panel for each would make pictures too wide to be read, or to be drawn."""
+    accuracies = {f"party_{number}": 0.5 + number / 1000 for number in range(100)}
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "fed_md", seed=seed, final=accuracies, finished=False)
+    collection = collection_lib.collect([tmp_path])
+    averaged = mean_model.with_mean_model(collection)
+    assert averaged.models == ("mean of 100 models",)
+    of_mean = collection_lib.curve(averaged.methods[0], *averaged.models, "test", "accuracy")
+    every = [collection_lib.curve(collection.methods[0], m, "test", "accuracy") for m in accuracies]
+    assert of_mean.rounds == every[0].rounds
+    for place, statistic in enumerate(of_mean.statistics):
+        means = [curve.statistics[place].mean for curve in every]
+        assert statistic.mean == pytest.approx(sum(means) / 100)
+        assert statistic.spread == pytest.approx(every[0].statistics[place].spread, abs=1e-9)
+    labels = plots._per_label(averaged.methods[0], *averaged.models, "test")
+    assert labels[0] == pytest.approx(100 * of_mean.statistics[-1].mean) and math.isnan(labels[-1])
+    (panel,) = plots._metric_plot(averaged).axes
+    assert panel.get_title() == "mean of 100 models"
+    files = report.write_report(collection, tmp_path / "report")
+    assert {path.name for path in files.plots} == {
+        "accuracy.png",
+        "loss.png",
+        "per_label_accuracy.png",
+    }
+
+
+def test_the_mean_of_all_parties_has_the_bytes_of_all(tmp_path, monkeypatch):
+    names = [f"party_{number}" for number in range(9)]
+    monkeypatch.setattr(sys.modules[__name__], "PARAMETERS", dict.fromkeys(names, 1_000))
+    run = write_run(tmp_path / "run", "fed_md", final=dict.fromkeys(names, 0.5))
+    config = json.loads((run / "config.json").read_text())
+    config["parties"] = config.pop("pools")
+    (run / "config.json").write_text(json.dumps(config))
+    collection = collection_lib.collect([run])
+    averaged = mean_model.with_mean_model(collection)
+    of_one = plots._megabytes_per_round(collection.methods[0], "party_0")
+    assert of_one == pytest.approx(0.012)
+    assert plots._megabytes_per_round(averaged.methods[0], averaged.models[0]) == 9 * of_one
+
+
+def test_what_clients_do_not_train_has_a_panel_of_its_own(tmp_path):
+    models = {f"party_{number}": 0.5 for number in range(9)} | {"server": 0.9}
+    run = write_run(tmp_path / "run", "ds_fl", final=models, finished=False)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [each for each in lines if (each["model"], each["split"]) != ("server", "clients")]
+    # A party that took no step has no loss, and one of them was not evaluated in round 20.
+    for each in kept:
+        if each["model"] == "party_3" and each["split"] == "clients":
+            each["client_loss"] = None
+    kept = [e for e in kept if (e["model"], e["split"], e["round"]) != ("party_5", "test", 20)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    collection = collection_lib.collect([run])
+    averaged = mean_model.with_mean_model(collection)
+    assert averaged.models == ("mean of 9 models", "server")
+    curve = lambda *what: collection_lib.curve(averaged.methods[0], *what)
+    assert curve("mean of 9 models", "test", "accuracy").rounds == (0, 40, 60, 80, 100)
+    assert curve("server", "test", "accuracy").statistics[-1].mean == pytest.approx(0.9)
+    expected = collection_lib.curve(collection.methods[0], "party_0", "clients", "client_loss")
+    of_mean = curve("mean of 9 models", "clients", "client_loss").statistics
+    assert [s.mean for s in of_mean] == pytest.approx([s.mean for s in expected.statistics])
+
+
+def test_a_few_models_have_their_own_panels(tmp_path):
+    collection = collection_lib.collect([three_methods(tmp_path)])
+    assert mean_model.with_mean_model(collection) is collection
 
 
 @pytest.mark.parametrize("name", ["client_loss", "loss"])
