@@ -234,6 +234,12 @@ def _exchange(config: ConfigDict) -> CheckpointExchange:
     return exchange._replace(memory=memory)
 
 
+def _public_batch_size(config: ConfigDict) -> int:
+    """MHD's setting, or the one whose name a method's argument `distillation` has elsewhere."""
+    of_distillation: int | None = config.algorithm.get("distillation_batch_size")
+    return config.algorithm.public_batch_size if of_distillation is None else of_distillation
+
+
 def _rate(config: ConfigDict) -> float:
     check_number("training.learning_rate", config.training.learning_rate, low=0)
     return config.training.learning_rate
@@ -249,7 +255,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "num_shared": _num_shared,
     "public": lambda config, data: {"image": data.unlabelled},
     "num_public": lambda config, data: len(data.unlabelled),
-    "distillation_batch_size": lambda config, data: config.algorithm.public_batch_size,
+    "distillation_batch_size": lambda config, data: _public_batch_size(config),
     "distillation_preprocess": lambda config, data: public_of(data).preprocess,
     "exchange": lambda config, data: _exchange(config),
     "inference_batch_size": lambda config, data: config.evaluation.batch_size,
