@@ -489,3 +489,16 @@ def test_held_out_images_need_labels_too(tmp_path: Path):
 def test_machines_with_much_memory(monkeypatch):
     monkeypatch.setattr(graph_methods, "memory_for_checkpoints", lambda exchange, sharing: 2**40)
     check_experiment(build_experiment(digits_mhd.get_config()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (dict(public_batch_size=8), 8),
+        (dict(distillation_batch_size=4), 4),
+        (dict(public_batch_size=8, distillation_batch_size=4), 4),
+    ],
+)
+def test_the_public_batch_size_has_the_name_that_a_methods_argument_gives_it(settings, expected):
+    config = ConfigDict(dict(algorithm=settings))
+    assert graph_methods.OFFERS["distillation_batch_size"](config, None) == expected
