@@ -40,6 +40,7 @@ from experiments.configs.cifar_fed_kd import (
     SMALLER_STUDENT,
     THROUGH_NORMALISER,
 )
+from fedcodist.config import defaults
 from fedcodist.config.data_bert import SMALL_ENCODERS
 
 TEACHER, STUDENT, SMALL_STUDENT = "bert_tiny_4", "bert_tiny_2", "bert_tiny_1"
@@ -58,8 +59,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_kd") -> ConfigDict:
     """Returns one run's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, _, student = run.partition(",")
     config = cifar_fed_kd.get_config(f"{method},smaller" if student in ONE_LAYER else run)
     config.name, config.run = "ade_fed_kd", run

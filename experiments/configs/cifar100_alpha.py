@@ -11,6 +11,7 @@ docs/results/codistillation.md.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from fedcodist.config import defaults
 
 RUNS = (
     "0.1",
@@ -31,8 +32,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "0.5") -> ConfigDict:
     """Returns one setting of alpha."""
-    if run not in RUNS:
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     alpha, _, schedule = run.partition(",")
     config = cifar100_table1.get_config("merged_codistillation,4700,in_domain")
     config.name = "cifar100_alpha"

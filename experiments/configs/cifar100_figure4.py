@@ -11,6 +11,7 @@ paper 600 images are enough for a gain over FedAvg; our runs are in docs/results
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from fedcodist.config import defaults
 from fedcodist.config.registry import CODISTILLATION
 
 IMAGES = (600, 1250, 2500, 5000)  # the runs with all 13,500 are Table 1's
@@ -23,8 +24,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "merged_codistillation,600") -> ConfigDict:
     """Returns one point of the figure."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, images = run.split(",")
     config = cifar100_table1.get_config(f"{method},4700,in_domain")
     config.name = "cifar100_figure4"

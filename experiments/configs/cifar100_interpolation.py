@@ -10,6 +10,7 @@ The codistillation paper tunes it between 0.001 and 0.5 and does not show its ef
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from fedcodist.config import defaults
 from fedcodist.config.registry import CODISTILLATION
 
 INTERPOLATIONS = ("0", "0.05", "0.2", "0.5", "0.8")
@@ -22,8 +23,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "periodic_codistillation,0.5") -> ConfigDict:
     """Returns one method with one lambda."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, interpolation = run.split(",")
     config = cifar100_table1.get_config(f"{method},4700,in_domain")
     config.name = "cifar100_interpolation"

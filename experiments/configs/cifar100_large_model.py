@@ -17,6 +17,7 @@ docs/results/codistillation.md.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from fedcodist.config import defaults
 
 RUNS = (
     "client_learning_rate,0.003",
@@ -41,8 +42,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "examples,31500") -> ConfigDict:
     """Returns FedAvg of the large model with one change."""
-    if run not in RUNS:
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     setting, *values = run.split(",")
     value = values[0]
     config = cifar100_table1.get_config("fed_avg,4700")

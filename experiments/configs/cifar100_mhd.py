@@ -29,6 +29,7 @@ three heads. Results are in docs/results/mhd.md. Runs are named by what they var
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
 from fedcodist.configs import digits_mhd
 
 SKEWS = (0, 100)
@@ -81,8 +82,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "heads,s=100,3") -> ConfigDict:
     """Returns one experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     kind, *values = run.split(",")
     skew = float(next((v.removeprefix("s=") for v in values if v.startswith("s=")), 100))
     values = [value for value in values if not value.startswith("s=")]

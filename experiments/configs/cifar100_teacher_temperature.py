@@ -11,6 +11,7 @@ Results are in docs/results/codistillation.md.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_table1
+from fedcodist.config import defaults
 from fedcodist.config.registry import CODISTILLATION
 
 TEMPERATURES = ("1", "2", "4")
@@ -23,8 +24,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "periodic_codistillation,2") -> ConfigDict:
     """Returns one method with one temperature."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, temperature = run.split(",")
     config = cifar100_table1.get_config(f"{method},4700,in_domain")
     config.name = "cifar100_teacher_temperature"

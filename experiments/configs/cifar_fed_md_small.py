@@ -33,6 +33,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar_fed_md
+from fedcodist.config import defaults
 
 # Table 1's widths.
 WIDTHS = (
@@ -69,8 +70,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "non_iid") -> ConfigDict:
     """Returns one run."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     is_iid = run.startswith("iid")
     config = cifar_fed_md.get_config("iid" if is_iid else "non_iid")
     config.name = "cifar_fed_md_small"

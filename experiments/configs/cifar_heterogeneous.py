@@ -19,13 +19,15 @@ in one order, stops 100 rounds after the best one, and reports this round, the b
 Here every image is visited, in a new order in each epoch, and test images are evaluated after the last
 round only. HtFLlib's pathological split deals labels to clients in their order and in unequal parts.
 HtFLlib clips gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. Here they are not
-clipped. The number of rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
+clipped. FedProto predicts with its heads, and there by the nearest prototype. The number of rounds is
+our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 4 to
 14 minutes on one core, and those of FedKD and FedTGP up to 20 and 40. Accuracies are far below the
-paper's, so only differences between methods can be compared. docs/results/heterogeneous.md lists the
-runs.
+paper's, so only differences between methods can be compared. Methods have the settings of
+digits_heterogeneous. They are other ones than HtFLlib's for FedProto, FedGen, FedMRL and FedL2G: see
+HTFLLIB. docs/results/heterogeneous.md lists the runs.
 """
 
 from typing import Any
@@ -38,6 +40,13 @@ from fedcodist.configs import digits_heterogeneous
 # Data -> the folder, and labels per client of the pathological split.
 DATA = {"cifar10": ("data/cifar10", 2), "cifar100": ("data/cifar100_whole", 10)}
 SPLITS = ("dirichlet", "pathological")
+# HtFLlib's settings where they differ from those of digits_heterogeneous; FedL2G's are its defaults.
+HTFLLIB: dict[str, dict[str, Any]] = {
+    "fed_proto": dict(weight=10.0),
+    "fed_gen": dict(generator_hidden=512, generator_steps=100, generator_learning_rate=0.1),
+    "fed_mrl": dict(small_width=128),
+    "fed_l2g": dict(warm_up=50, quiz_size=10),
+}
 
 
 def get_runs() -> list[str]:
@@ -80,6 +89,8 @@ def get_config(run: str = "cifar100,dirichlet,fd,scaled") -> ConfigDict:
         networks="htfl_small" if scaled else "htfe_img_8", narrower=1, embedding_width=512
     )
     config.algorithm = digits_heterogeneous.algorithm(method)
+    if not scaled:
+        config.algorithm.update(HTFLLIB.get(method, {}))
     # Clients hold all images, so nothing else can be evaluated. Small steps need less memory.
     config.evaluation = defaults.evaluation(
         10,

@@ -16,6 +16,7 @@ together than FedMD's.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_mhd, cifar_fed_md_small
+from fedcodist.config import defaults
 from fedcodist.configs import digits_mhd
 
 METHODS = {
@@ -34,8 +35,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "mhd") -> ConfigDict:
     """Returns one run."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     fed_md = cifar_fed_md_small.get_config("non_iid")
     fed_md.seeds = 3  # of that config's five
     config = fed_md if run == "fed_md" else digits_mhd.get_config(METHODS[run])

@@ -36,16 +36,11 @@ shared accuracy is not below that with all predictions, by an interval that does
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar100_mhd
-from experiments.configs.cifar100_mhd import BASELINES, CANDIDATES, SKEWS
+from experiments.configs.cifar100_mhd import BASELINES, CANDIDATES, GRAPHS, SKEWS
 from fedcodist.config import defaults
 from fedcodist.configs import digits_mhd
 
 NOT_COMPARED = ("fed_avg_200", "periodic", "centralised")
-GRAPHS = {
-    "islands": dict(name="islands", size=2),
-    "directed_cycle": dict(name="directed_cycle"),
-    "complete": dict(name="complete"),
-}
 # The weights of embeddings and heads; both are 1 in the other runs.
 WEIGHTS = ((0, 0), (1, 0), (0, 1), (1, 3), (3, 1))
 LEVELS = ("same_level", "same_level_and_self", "all", "all_plus")

@@ -13,6 +13,7 @@ one place are 87.7 % and 89.4 %.
 from ml_collections import ConfigDict
 
 from experiments.configs import cifar_fed_md
+from fedcodist.config import defaults
 
 
 def get_runs() -> list[str]:
@@ -22,8 +23,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "non_iid") -> ConfigDict:
     """Returns one experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     config = cifar_fed_md.get_config(run)
     config.name = "emnist_fed_md"
     iid = run.startswith("iid")

@@ -22,6 +22,7 @@ zero. Nothing is chosen by the curves of test images. The expected cost is two h
 from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
+from fedcodist.config import defaults
 
 OTHERS = {
     "fed_avg_long": ("fed_avg", {}),  # 150 rounds
@@ -37,8 +38,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_sdd_r4") -> ConfigDict:
     """Returns one row; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, changes = OTHERS.get(run, (run, {}))
     config = fedsdd_table2.get_config(f"{method},resnet20,cifar10,0.1")
     config.name = "fedsdd_scaled"

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS
+from fedcodist.config import defaults
 
 STEPS = ("feddf", "training", "no_validation", "fed_sdd")
 
@@ -28,8 +29,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "feddf,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     step, alpha = run.split(",")
     method = "fed_sdd_r1" if step == "fed_sdd" else "fed_df"
     config = fedsdd_table2.get_config(f"{method},resnet20,cifar10,{alpha}")

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS, LOCAL
+from fedcodist.config import defaults
 
 COMBINED = ("fed_sdd+fed_prox", "fed_sdd+scaffold")
 METHODS = {"8": COMBINED, "20": (*LOCAL, "fed_sdd", *COMBINED)}
@@ -29,8 +30,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_sdd+scaffold,20,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, clients, alpha = run.split(",")
     name, _, local = method.partition("+")
     name = "fed_sdd_r1" if name == "fed_sdd" else name

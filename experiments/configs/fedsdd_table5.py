@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS
+from fedcodist.config import defaults
 
 ROUNDS_KEPT = ("1", "2", "4")
 
@@ -26,8 +27,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "4,4,0.1") -> ConfigDict:
     """Returns one run; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     models, rounds_kept, alpha = run.split(",")
     config = fedsdd_table2.get_config(f"fed_sdd_r1,resnet20,cifar10,{alpha}")
     config.name = "fedsdd_table5"

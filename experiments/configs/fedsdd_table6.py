@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS
+from fedcodist.config import defaults
 
 WARM_UP = {"basic": 0, "warm_up_20": 20, "warm_up_40": 40}  # rounds
 
@@ -24,8 +25,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "basic,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     distilled, alpha = run.split(",")
     config = fedsdd_table2.get_config(f"fed_sdd_r1,resnet20,cifar10,{alpha}")
     config.name = "fedsdd_table6"

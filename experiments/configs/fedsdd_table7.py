@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS
+from fedcodist.config import defaults
 
 METHODS = ("fed_avg", "fed_df", "fed_sdd_r1")
 EPOCHS = {"25": 160, "400": 10}
@@ -27,8 +28,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_sdd_r1,400,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, rounds, alpha = run.split(",")
     config = fedsdd_table2.get_config(f"{method},resnet20,cifar10,{alpha}")
     config.name = "fedsdd_table7"

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments.configs import fedsdd_table2
 from experiments.configs.fedsdd_table2 import ALPHAS
+from fedcodist.config import defaults
 
 METHODS = {
     "14": ("fed_avg", "fed_df", "fed_sdd_k4", "fed_sdd_k7"),
@@ -31,8 +32,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_sdd_k7,14,0.1") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, clients, alpha = run.split(",")
     name, _, models = method.partition("_k")
     name = "fed_sdd_r1" if name == "fed_sdd" else name

@@ -81,6 +81,5 @@ def get_config(run: str = "fed_kd,4") -> ConfigDict:
         config.training.fed_kd = defaults.fed_kd(
             TEACHER, TEACHER_RATE, output_weight=weight, hidden_weight=weight
         )
-        del config.training.fed_kd.fresh_optimizers
         config.training.compression = defaults.compression()
     return config

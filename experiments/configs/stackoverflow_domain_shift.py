@@ -19,6 +19,7 @@ file and not tuned on these data. docs/results/domain_shift.md has the paper's n
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config import defaults
 from fedcodist.config.registry import METHODS
 
 
@@ -29,8 +30,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "periodic_codistillation") -> ConfigDict:
     """Returns one method."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     config = text_domain_shift.get_config(f"{run},stackexchange")
     config.name = "stackoverflow_domain_shift"
     config.run = run

@@ -19,6 +19,7 @@ explain how. Learning rates are those of text_domain_shift.py and not tuned on t
 from ml_collections import ConfigDict, config_dict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config import defaults
 from fedcodist.config.registry import METHODS
 
 # Share of the users; 2 % are the paper's 684.
@@ -38,8 +39,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "merged_codistillation,296k,in_domain") -> ConfigDict:
     """Returns one cell of the table; see `get_runs`."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     method, sentences, *unlabelled = run.split(",")
     config = text_domain_shift.get_config(f"{method},stackexchange")
     config.name = "stackoverflow_table1"

@@ -22,6 +22,7 @@ _SETTINGS = (
     (r"alpha\['([^']+)'\]", "pools.{}.alpha"),
     (r"fraction\['([^']+)'\]", "pools.{}.fraction"),
     (r"fraction\b", "pools"),
+    (r"held_out_fraction\b", "data.held_out_share"),
     (r"(?:\w+\.)?inference_batch_size\b", "evaluation.batch_size"),
     (r"(?:teaching|hyper|adjustments)\.(\w+)", "algorithm.{}"),  # FedSDD's, HeteroFL's
     (r"(?:alignment|open_examples|public|answers)\.(\w+)", "algorithm.{}"),  # of parties and graphs

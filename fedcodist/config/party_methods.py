@@ -230,6 +230,12 @@ def party_optimizer(settings: ConfigDict) -> OptimizerFactory:
     return optimizer_of("algorithm.optimizer", name, settings.get("epsilon"))
 
 
+def _generator_optimizer(settings: ConfigDict) -> OptimizerFactory:
+    """The optimizer of FedGen's generator, which is another one than the parties'."""
+    name = settings.get("generator_optimizer", "adam")
+    return optimizer_of("algorithm.generator_optimizer", name, settings.get("epsilon"))
+
+
 def output_penalty_of(config: ConfigDict) -> Callable[[Any, Any], Any]:
     """The gradient hook of `algorithm.output_penalty`; with 0 it needs no layer of a certain name."""
     weight = config.algorithm.output_penalty
@@ -324,6 +330,7 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "digest_learning_rate": lambda config, data: _rate(config),
     "revisit_learning_rate": lambda config, data: _rate(config),
     "optimizer": lambda config, data: party_optimizer(config.algorithm),
+    "generator_optimizer": lambda config, data: _generator_optimizer(config.algorithm),
     "preprocess": lambda config, data: data.preprocess,
     "public_preprocess": lambda config, data: public_of(data).preprocess,
     "digest_preprocess": lambda config, data: public_of(data).preprocess,

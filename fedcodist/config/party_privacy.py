@@ -59,7 +59,7 @@ def private_sum(config: ConfigDict, noise_multiplier: float) -> Reduce:
             f"algorithm.privacy must be of one of {sorted(_PRIVATE_SUMS)}, got algorithm.name={name}."
         )
     own: dict[str, Any] = {}
-    if (weights := config.algorithm.get("weights")) is not None:
+    if name == "fed_md" and (weights := config.algorithm.get("weights")) is not None:
         for index, weight in enumerate(weights):
             check_number(f"algorithm.weights[{index}]", weight, low=0)
         if not any(weights):

@@ -267,7 +267,8 @@ def fed_gen(work: Any) -> Any:
     # with respect to embeddings, and a head that teaches none with respect to parameters.
     share = (settings.get("generated") or settings["batch_size"]) / settings["batch_size"]
     learned = lambda party: share * work.examples[party] * (generator + 2 * head)
-    made = settings.get("generator_steps", 50) * settings.get("generator_batch_size", 32)
+    steps = settings.get("generator_steps", settings.get("steps", 50))
+    made = steps * settings.get("generator_batch_size", settings["batch_size"])
     server = work.rounds * made * (LEARNING * generator + 2 * head)
     return work.of_parties(other_flops=learned, server=server)
 
@@ -304,5 +305,7 @@ def multi_headed(work: Any) -> Any:
 
 def decentralised_periodic(work: Any) -> Any:
     """Each client predicts the public images, and learns from them, once a period."""
-    public = work.rounds // work.settings["period"] * work.settings["examples"]
-    return work.of_parties(public, public)
+    settings = work.settings
+    public = work.rounds // settings["period"] * settings["examples"]
+    epochs = settings.get("distillation_epochs", settings.get("epochs", 1))
+    return work.of_parties(public, epochs * public)

@@ -33,6 +33,7 @@ from fedcodist.config import party_methods
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import execution_of
+from fedcodist.config.metrics import with_metrics
 from fedcodist.config.normalisation import normalisation
 from fedcodist.config.party_methods import (
     embedding_width,
@@ -158,6 +159,8 @@ def phase_experiment(
         evaluation_preprocess = public.evaluation_preprocess or preprocess
     training = LocalTraining(party_optimizer(config.algorithm), settings.batch_size, 1, preprocess)
     data_sets: dict[str, Any] = {}
+    if "test" not in data.splits:
+        raise ValueError(f"data must have a split 'test' for phases, got {sorted(data.splits)}.")
     private, test = data.splits["train"], data.splits["test"]
     splits, final_splits, stopped_on = {"test": test}, {}, None
     if config.phases.stopping == "test_data":
@@ -203,7 +206,7 @@ def phase_experiment(
         state = jax.tree.map(np.asarray, fresh(start))
     source = StreamedData if config.execution.stream else resident_data
     experiment = Experiment(
-        algorithm,
+        with_metrics(algorithm, config.get("metrics") or {}),
         source(private, data_sets),
         splits,
         settings.epochs,

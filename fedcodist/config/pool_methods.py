@@ -61,6 +61,7 @@ from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
 
 DEPTH_FL = "depth_fl"  # its parts are the first blocks of a network with exits
+_FED_SDD = ("fed_sdd", "fed_sdd_pools")
 
 
 def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -93,8 +94,11 @@ def _check_pools_are_read(config: ConfigDict, data: Data, has_levels: bool) -> N
     """Raises ValueError that names a pool's setting which nothing reads with this method and data."""
     method, is_depth_fl = config.algorithm.name, config.algorithm.name == DEPTH_FL
     has_domains = data.text is not None and data.text.pools is not None
+    why_no_share = f"{method} trains whole networks"
+    if is_depth_fl:
+        why_no_share = f"pools of {method} have a depth"
     unread = {
-        "share": "" if has_levels and not is_depth_fl else f"{method} trains whole networks",
+        "share": "" if has_levels and not is_depth_fl else why_no_share,
         "depth": "" if is_depth_fl else f"{method} trains networks of all their blocks",
         "domain": "" if has_domains else f"the data {config.data.name} have no domains",
     }
@@ -288,6 +292,8 @@ def _averaging(config: ConfigDict, data: Data) -> WeightAveraging | None:
 
 def _teaching(config: ConfigDict, data: Data) -> dict[str, TeachingHyper] | FedSDDTeaching:
     """How the pools' models teach each other, or how FedSDD's ensemble teaches."""
+    if config.algorithm.name in _FED_SDD:
+        return bind(FedSDDTeaching, config.algorithm, "algorithm.", cached=_cached(config, data))
     if all("teaching" in pool for pool in config.pools.values()):
         return {name: TeachingHyper(**pool.teaching) for name, pool in config.pools.items()}
     if config.algorithm.name in CODISTILLATION:

@@ -52,6 +52,7 @@ METHODS: dict[str, dict] = {
         warm_up=0,
         generator_noise=32,
         generator_hidden=64,
+        generator_optimizer="adam",  # runs before 2026-11-29 had the parties' SGD
         generator_steps=50,
         generator_batch_size=32,
         generator_learning_rate=1e-3,

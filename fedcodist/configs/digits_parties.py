@@ -19,6 +19,7 @@ more linear layer. Costs are those of the rounds, without the training before th
 
 from ml_collections import ConfigDict, config_dict
 
+from fedcodist.config import defaults
 from fedcodist.configs import digits_fed_md
 
 OWN = {
@@ -116,8 +117,7 @@ def get_runs() -> list[str]:
 
 def get_config(run: str = "fed_md") -> ConfigDict:
     """Returns one method's experiment."""
-    if run not in get_runs():
-        raise ValueError(f"a run of this config is one of {get_runs()}, got {run!r}.")
+    defaults.check_run(run, get_runs())
     config = digits_fed_md.get_config()
     config.name = "digits_parties"
     config.run = run

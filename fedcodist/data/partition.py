@@ -428,6 +428,11 @@ def capacity_pools(
                 f"pool {name!r} is empty: fraction={fraction!r} of {num_clients} clients"
             )
     if not nested:
+        if (needed := sum(sizes.values())) > num_clients:
+            raise ValueError(
+                f"fraction must leave room for disjoint pools, which need {needed} of {num_clients} "
+                "clients; nested ones share clients"
+            )
         return split_clients(num_clients, sizes, seed)
     order = _generator(seed).permutation(num_clients).astype(np.int32)
     return {name: np.sort(order[:size]) for name, size in sizes.items()}

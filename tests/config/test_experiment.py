@@ -849,6 +849,23 @@ def test_mistakes_in_levels_are_one_line(change, message):
     assert "\n" not in str(error.value)
 
 
+def test_fed_sdd_does_not_read_how_pools_teach_each_other():
+    """A config of codistillation, in which another method's name is written."""
+    config = digits_codist.get_config("fed_sdd_pools")
+    expected = build_experiment(config).algorithm.hyper
+    for name, pool in config.pools.items():
+        pool.teaching = digits_codist.get_config("merged_codistillation").pools[name].teaching
+    assert build_experiment(config).algorithm.hyper == expected
+
+
+def test_disjoint_pools_that_need_too_many_clients_are_one_line():
+    config = digits_codist.get_config("fed_avg")
+    config.nested_pools = False
+    message = "^pools must leave room for disjoint pools, which need 80 of 60 clients"
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+
+
 @pytest.mark.parametrize(
     ("run", "setting", "value", "message"),
     [
@@ -860,6 +877,7 @@ def test_mistakes_in_levels_are_one_line(change, message):
             "small.depth must be left out: merged_codistillation",
         ),
         ("hetero_fl", "depth", 1, "small.depth must be left out: hetero_fl"),
+        ("fed_sdd_pools", "share", 0.5, "small.share must be left out: fed_sdd_pools trains whole"),
         (
             "fed_avg",
             "domain",

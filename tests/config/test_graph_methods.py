@@ -251,6 +251,18 @@ def test_flops_are_counted_from_the_steps():
     assert 40 // settings.algorithm.period == 6
     taught = 6 * settings.algorithm.examples
     assert found == 3 * forward * 1000 + taught * (1 + 3) * forward
+    settings.algorithm.distillation_epochs = 2
+    found = flops_of_parties(settings.to_dict(), examples, 40).clients["digits_small_3"]
+    assert found == 3 * forward * 1000 + taught * (1 + 2 * 3) * forward
+
+
+def test_public_examples_are_those_of_the_datas_public_part():
+    """Data of one's own may have other unlabelled images, or none."""
+    settings = digits("decentralised_periodic_codistillation")
+    data = load_data(settings.data)
+    expected = build_experiment(settings, data)
+    found = build_experiment(settings, data._replace(unlabelled=data.unlabelled[:0]))
+    assert found.algorithm.data_set_sizes == expected.algorithm.data_set_sizes
 
 
 def test_tables_of_heads_are_those_of_the_records(tmp_path: Path):

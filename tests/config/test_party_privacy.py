@@ -78,6 +78,19 @@ def test_weights_of_parties_are_bounded_by_the_largest():
         build_experiment(config)
 
 
+@pytest.mark.parametrize("method", ["fd", "ds_fl"])
+def test_weights_are_those_of_fed_md_alone(method):
+    config = of_method(method, noise_multiplier=2.0)
+    expected = private_sum(config, 2.0)
+    with config.ignore_type():
+        config.algorithm.weights = (1.0, 2.0, 0.5, 1.0, 1.0, 1.0)
+    found = private_sum(config, 2.0)
+    result = ClientResult(jnp.ones((1, 2)), {}, jnp.float32(3.0), None, {})
+    if method == "ds_fl":
+        key = jax.random.key(0)
+        assert found.prepare(result, key)[1] == expected.prepare(result, key)[1]
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [

@@ -19,7 +19,7 @@ from fedcodist.config.data import load_data
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.party_methods import party_groups, party_shapes
 from fedcodist.config.registry import ENTRIES, function_of
-from fedcodist.configs import digits_fed_md, digits_parties
+from fedcodist.configs import digits_fed_md, digits_heterogeneous, digits_parties
 from fedcodist.core.joint_model import part_of
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
@@ -632,6 +632,35 @@ def test_bad_phases_are_one_line(changes, message):
     config = small_config(**changes)
     with pytest.raises(ValueError, match=message):
         phases.phase_experiment(config, load_data(config.data), "public")
+
+
+def test_phases_need_a_split_to_evaluate():
+    config = small_config()
+    data = load_data(config.data)
+    without = {name: split for name, split in data.splits.items() if name != "test"}
+    message = r"^data must have a split 'test' for phases, got \['held_out', 'train'\]"
+    with pytest.raises(ValueError, match=message):
+        phases.phase_experiment(config, data._replace(splits=without), "private")
+
+
+def test_phases_have_the_configs_metrics():
+    config = small_config()
+    config.metrics = dict(macro_f1="macro_f_score")
+    experiment = phases.phase_experiment(config, load_data(config.data), "private")
+    for predictor in experiment.algorithm.predictors.values():
+        assert "macro_f1" in predictor.model.metrics
+
+
+def test_fed_gens_generator_has_an_optimizer_of_its_own():
+    """Adam, as in its paper's code, also where the parties have plain SGD."""
+    config = digits_heterogeneous.get_config("fed_gen")
+    assert config.algorithm.optimizer == "sgd"
+    data = load_data(config.data)
+    key = jax.random.key(0)
+    adam = jax.eval_shape(build_experiment(config, data).algorithm.init, key).optimizer_state
+    config.algorithm.generator_optimizer = "sgd"
+    sgd = jax.eval_shape(build_experiment(config, data).algorithm.init, key).optimizer_state
+    assert len(jax.tree.leaves(adam)) > len(jax.tree.leaves(sgd)) == 0
 
 
 def test_faithful_early_stopping_is_in_the_names():

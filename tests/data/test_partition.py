@@ -510,7 +510,10 @@ LABELS = np.repeat(np.arange(2), 5)
         (lambda: capacity_pools(10, 0.05, 0), "pool 'large' is empty"),
         (lambda: capacity_pools(10, 1.0, 0, nested=False), "pool 'small' is empty"),
         (lambda: capacity_pools(10, {"a": 2}, 0), r"fraction\['a'\]"),
-        (lambda: capacity_pools(10, {"a": 0.6, "b": 0.6}, 0, nested=False), "at most the 10"),
+        (
+            lambda: capacity_pools(10, {"a": 0.6, "b": 0.6}, 0, nested=False),
+            "need 12 of 10 clients",
+        ),
         (lambda: capacity_pools(10, {}, 0), "at least one pool"),
         (lambda: merge_clients(three_clients(), 4, 0), r"num_clients must be an integer in 1\.\.3"),
         (lambda: merge_clients(three_clients(), 0, 0), "number of clients to deal, got 0"),
