@@ -607,6 +607,7 @@ def test_an_image_of_two_parties_is_not_one_of_their_tests(tmp_path):
         ({"algorithm.digest_epochs": -1}, "algorithm.digest_epochs must be at least 0"),
         ({"algorithm.weights": (0.0, 0.0, 0.0)}, "algorithm.weights must be .* not all 0"),
         ({"data.name": "digits_public"}, "data.name must be one of .*'digits_public'"),
+        ({"data.held_out_share": 0.0005}, "^data.held_out_share must leave images"),
     ],
 )
 def test_bad_settings_are_one_line(changes, message):
