@@ -115,10 +115,10 @@ def federated(sizes=SIZES):
     return FederatedData.from_arrays(columns, offsets=np.cumsum([0, *sizes]))
 
 
-def method_of(links=True, **options):
+def method_of(links=True, num_rounds=ROUNDS, **options):
     options = dict(training=TRAINING, hyper=HYPER) | options
     method = fed_kd(LARGE, SMALL, COLUMNS, **options)
-    return compressed(method, ROUNDS, svd(START, END), svd(START, END)) if links else method
+    return compressed(method, num_rounds, svd(START, END), svd(START, END)) if links else method
 
 
 def run(method, sizes=SIZES, execution=Execution(), rounds=ROUNDS):
@@ -534,7 +534,8 @@ def test_teachers_wait_on_the_host():
     """One of three clients a round, on the device and streamed."""
     found = {}
     for source in (resident_data, StreamedData):
-        algorithm = independent_pools({"pool": Pool(method_of(), np.arange(3), 1)}, COLUMNS)
+        method = method_of(num_rounds=5)
+        algorithm = independent_pools({"pool": Pool(method, np.arange(3), 1)}, COLUMNS)
         experiment = Experiment(
             algorithm, source(federated(), {}), {"train": federated()}, 5, evaluate_every=5
         )

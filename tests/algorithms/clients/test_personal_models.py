@@ -17,6 +17,7 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
 from fedcodist.core.client_states import ClientStates, HostClientStates
+from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel
 from fedcodist.core.metrics import accuracy, precision
@@ -116,9 +117,8 @@ def by_hand():
             cohort = selection.clients["main"].tolist()
             own = {"main": jax.tree.map(lambda *r: jnp.stack(r), *(rows[c] for c in cohort))}
             inputs = data.read(selection)
-            state, own, _ = jax.jit(algorithm.round)(
-                state, own, inputs, round, root, algorithm.hyper
-            )
+            about = Round(jnp.int32(round), root, inputs)
+            state, own, _ = jax.jit(algorithm.round)(state, own, about, algorithm.hyper)
             for place, client in enumerate(cohort):
                 rows[client] = jax.tree.map(lambda leaf, p=place: np.asarray(leaf[p]), own["main"])
         start = TEACHER.init(jax.random.wrap_key_data(state["main"].inner.key)).params
