@@ -275,7 +275,8 @@ def run_in(folder, method, rounds, settings):
         ),
         (
             lambda: PrivacyBudget(1e-15).check("privacy"),
-            "privacy.delta must be at least 1e-14, .* 1e-15",
+            "privacy.delta must be at least 1e-14, below which the accountants' probabilities are "
+            "rounded away, got 1e-15.",
         ),
         (lambda: PrivacyBudget(1e-5, -1.0).check("privacy"), "privacy.epsilon must be above 0"),
         (

@@ -477,10 +477,13 @@ def test_rows_of_a_method_are_checked():
     method = scaffold(softmax_regression(3, 2), 3, LocalTraining(optax.sgd, batch_size=2))
     communication_of(method, DATA.columns)
     with pytest.raises(TypeError, match=r"a client state as method.init_client_state makes it"):
-        halves = lambda: jax.tree.map(
-            lambda leaf: leaf.astype(jnp.float16), method.init_client_state()
-        )
-        communication_of(method._replace(init_client_state=halves), DATA.columns)
+
+        def client_update(*arguments):
+            result = method.client_update(*arguments)
+            halves = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), result.client_state)
+            return result._replace(client_state=halves)
+
+        communication_of(method._replace(client_update=client_update), DATA.columns)
 
 
 OPTIMIZERS = {
