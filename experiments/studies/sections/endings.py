@@ -11,6 +11,7 @@ from experiments.studies.settings import differences
 
 TOO_SHORT = "Runs too short to decide"
 NOT_RUN = "Not run"
+MOST_COLUMNS = 12  # of a table of settings
 
 
 def is_short(record: Record) -> bool:
@@ -81,11 +82,15 @@ def not_run(records: Sequence[Record], experiments: Sequence[str]) -> list[str]:
 
 
 def table_of_settings(records: Sequence[Record]) -> str:
-    """A row per run and settings of finished runs."""
+    """A row per run and settings of finished runs. Of many columns it has those that all runs have."""
     finals = {(m, s) for record in records for m, splits in record.final.items() for s in splits}
     columns = sorted(
         finals, key=lambda each: (each[1] != "test", each[1], each[0] != "small", each)
     )
+    if len(columns) > MOST_COLUMNS:  # of parties, for example; these cannot be read side by side
+        finished = [record for record in records if record.finished]
+        of_all = [c for c in columns if all(c[1] in r.final.get(c[0], {}) for r in finished)]
+        columns = of_all or columns
     rows = []
     for of_run in sorted(_by_run(records), key=lambda of_run: _natural(of_run[0].run)):
         alike = groups(record for record in of_run if record.finished)
