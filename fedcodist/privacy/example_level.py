@@ -64,7 +64,9 @@ def example_private(
                 raise ValueError(f"microbatch must divide the batch size {size}, got {microbatch}.")
 
             def of_example(place: jax.Array) -> tuple[jax.Array, PyTree]:
-                one = jax.tree.map(lambda leaf: leaf[place][None], (batch, mask))
+                # A method may give its loss more than columns of examples.
+                row = lambda leaf: leaf[place][None] if leaf.shape[:1] == mask.shape else leaf
+                one = jax.tree.map(row, (batch, mask))
                 return gradient_of_one(params, mutable, *one, jax.random.fold_in(key, place))
 
             def add(total: tuple[jax.Array, PyTree], places: jax.Array) -> tuple[PyTree, None]:

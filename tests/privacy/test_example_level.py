@@ -85,6 +85,18 @@ def test_noise_deviates_as_said_and_no_example_counts_more_than_the_clip():
     assert abs(np.corrcoef(noisy - quiet, again - quiet)[0, 1]) < 0.12
 
 
+def test_every_example_has_all_of_a_column_that_is_not_of_examples():
+    def loss(params, mutable, batch, mask, key):
+        pulled = jnp.sum((params - batch["center"]) ** 2) / 2
+        return jnp.sum(batch["image"] @ params * mask) / jnp.sum(mask) + pulled, mutable
+
+    images = jnp.array([[0.1, 0.2], [0.3, 0.1], [0.0, 0.1]])
+    batch = {"image": images, "center": jnp.array([0.2, -0.1])}
+    private = example_private(10.0, 0.0)(loss)
+    (_, _), gradient = private(jnp.zeros(2), {}, batch, jnp.ones(3), jax.random.key(0))
+    np.testing.assert_allclose(gradient, images.mean(0) - batch["center"], rtol=1e-6)
+
+
 def test_epsilon_is_of_an_example_in_every_epoch():
     """The Gaussian mechanism in closed form (Balle and Wang 2018, theorem 8; remembered)."""
     pytest.importorskip("dp_accounting")
