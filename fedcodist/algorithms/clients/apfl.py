@@ -51,12 +51,12 @@ class APFLState(NamedTuple):
     Attributes:
       own: v; its mutable state comes from the mixture's forward passes.
       share: alpha, v's share of the mixture, in [0, 1]; float32.
-      is_first: 1 before the client's first participation, when its share is `hyper.alpha`; else 0.
+      has_started: bool; false before the first participation, when the share is `hyper.alpha`.
     """
 
     own: Variables
     share: jax.Array
-    is_first: jax.Array
+    has_started: jax.Array
 
 
 def apfl(
@@ -103,7 +103,7 @@ def apfl(
         hyper: APFLHyper,
     ) -> ClientResult:
         # The local model w starts as the received model; v and alpha are the client state.
-        share = jnp.where(client_state.is_first > 0, hyper.alpha, client_state.share)
+        share = jnp.where(client_state.has_started, client_state.share, hyper.alpha)
         share = share.astype(client_state.share.dtype)
         start = Variables(
             {GLOBAL: message.params, MIXED: client_state.own.params, ALPHA: share},
@@ -117,20 +117,19 @@ def apfl(
         params, mutable = trained.variables
 
         # w is sent; v and alpha stay.
-        state = APFLState(
-            Variables(params[MIXED], mutable[MIXED]), params[ALPHA], jnp.zeros((), jnp.float32)
-        )
+        own = Variables(params[MIXED], mutable[MIXED])
+        state = APFLState(own, params[ALPHA], jnp.ones((), bool))
         trained = trained._replace(variables=Variables(params[GLOBAL], mutable[GLOBAL]))
         result = client_result(message, trained, data.size, client_state=state)
         return result._replace(metrics=result.metrics | {"alpha": params[ALPHA]})
 
     def first(initial: Variables) -> APFLState:
-        return APFLState(initial, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
+        return APFLState(initial, jnp.zeros((), jnp.float32), jnp.zeros((), bool))
 
     def personal(server: PyTree, client_state: APFLState) -> Variables:
-        received, (own, share, is_first) = averaging.variables(server), client_state
+        received, (own, share, has_started) = averaging.variables(server), client_state
         mixed = lambda: Variables(mixture(share, own.params, received.params), own.mutable)
-        return jax.lax.cond(is_first > 0, lambda: received, mixed)
+        return jax.lax.cond(has_started, mixed, lambda: received)
 
     method = averaging._replace(
         name="apfl",

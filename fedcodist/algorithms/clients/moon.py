@@ -40,11 +40,11 @@ class MoonClient(NamedTuple):
 
     Attributes:
       previous: the client's model after its last participation; zeros before the first.
-      has_trained: 1, or 0 before the first participation.
+      has_started: bool, whether the client has taken part.
     """
 
     previous: Variables
-    has_trained: jax.Array
+    has_started: jax.Array
 
 
 def moon(
@@ -90,7 +90,7 @@ def moon(
         received = Variables(message.params, message.mutable)
         # Before the first participation `previous` is zeros, of which a network may make NaN.
         previous = jax.tree.map(
-            lambda before, now: jnp.where(client_state.has_trained > 0, before, now),
+            lambda before, now: jnp.where(client_state.has_started, before, now),
             client_state.previous,
             received,
         )
@@ -101,19 +101,19 @@ def moon(
             of_received = _embedding(model.apply(received, batch)[0])
             of_previous = _embedding(model.apply(previous, batch)[0])
             apart = contrast(_embedding(outputs), of_received, of_previous, hyper.temperature)
-            weight = hyper.contrast_weight * client_state.has_trained
+            weight = hyper.contrast_weight * client_state.has_started
             return checked_loss(model.loss, outputs, batch) + weight * apart
 
         trained = train_client(
             model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
         )
         # The trained model is the previous model in the client's next participation.
-        kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_trained))
+        kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_started))
         return client_result(message, trained, weight=data.size, client_state=kept)
 
     def init_client_state() -> MoonClient:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variable_shapes(model))
-        return MoonClient(zeros, jnp.zeros(()))
+        return MoonClient(zeros, jnp.zeros((), bool))
 
     return averaging._replace(
         name="moon",
