@@ -147,9 +147,10 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     from fedcodist.core.inputs import Examples
     from fedcodist.core.model import from_flax_linen
     from fedcodist.data import augmentation
+    from fedcodist.distillation.divergences import kl_divergence, softened
+    from fedcodist.distillation.divergences import softened_target as target
     from fedcodist.distillation.ensembles import equal_weights, mean_logits
-    from fedcodist.distillation.loop import Distillation, distill, kl_divergence, softened
-    from fedcodist.distillation.loop import softened_target as target
+    from fedcodist.distillation.loop import Distillation, distill
     from fedcodist.models import cnn, resnet
 
     size, create = {

@@ -35,7 +35,8 @@ OF_AUTHORS = {
     "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
     "core.method": ["ClientModels", "PersonalModel", "single_model"],
-    "core.model": ["is_finite", "variable_shapes"],
+    "core.model": ["variable_shapes"],
+    "core.trees": ["is_finite"],
     "core.local_steps": ["train_steps", "start_learners", "check_step_training"],
     "core.layer_outputs": ["with_layers"],
     "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
@@ -66,9 +67,9 @@ OF_AUTHORS = {
         *("cut", "at_round", "mean_over_neighbours"),
     ],
     "distillation.loop": [
-        *("distill", "frozen", "unlabelled_indices", "check_distillation", "softened"),
-        "kl_divergence",
+        *("distill", "frozen", "unlabelled_indices", "check_distillation"),
     ],
+    "distillation.divergences": ["kl_divergence", "softened"],
     "distillation.ensembles": ["mean_logits"],
     "config.registry": ["Entry", "register"],
 }

@@ -9,8 +9,7 @@ import numpy as np
 
 from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.model import parameter_count
-from fedcodist.core.trees import flat, unflat
+from fedcodist.core.trees import flat, parameter_count, unflat
 
 PyTree = Any
 

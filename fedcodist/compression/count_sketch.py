@@ -16,8 +16,7 @@ from fedcodist.compression.compressor import Compressor, Progress, check_names, 
 from fedcodist.compression.top_k import largest_entries, scattered
 from fedcodist.core.checks import LARGEST_INTEGER, check_integer
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.model import parameter_count
-from fedcodist.core.trees import flat, unflat
+from fedcodist.core.trees import flat, parameter_count, unflat
 
 PyTree = Any
 _MOST_ENTRIES = LARGEST_INTEGER // 4 - 1  # an int32 counts a message's bytes, four per entry

@@ -10,8 +10,7 @@ import numpy as np
 from fedcodist.compression.compressor import Compressor, Progress, check_names, taken
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.model import parameter_count
-from fedcodist.core.trees import flat, unflat
+from fedcodist.core.trees import flat, parameter_count, unflat
 
 PyTree = Any
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.config_errors import choice
 from fedcodist.config.references import function_at, is_reference
 from fedcodist.core.checks import check_number
-from fedcodist.core.local_training import OptimizerFactory, check_factory
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 
 
 def optimizer_of(setting: str, name: str, epsilon: float | None = None) -> OptimizerFactory:

@@ -56,7 +56,7 @@ from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
-from fedcodist.distillation.loop import DIVERGENCES, KL, Divergence
+from fedcodist.distillation.divergences import DIVERGENCES, KL, Divergence
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging
 

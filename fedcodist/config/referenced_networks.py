@@ -22,6 +22,7 @@ from fedcodist.config.classes import number_of_classes
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.references import called, function_at, signature_of
+from fedcodist.core import keys
 from fedcodist.core.model import Model, from_flax_linen, from_flax_nnx, from_haiku
 
 _ALLOWED = "a fedcodist.Model, a Flax linen or NNX module, or a Haiku function"
@@ -106,7 +107,7 @@ def preprocessed_shapes(data: Data) -> Mapping[str, jax.ShapeDtypeStruct]:
         for name, c in data.splits["train"].columns.items()
         if c.dtype.kind not in "SU"  # text stays on the host
     }
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     return jax.eval_shape(data.preprocess, one, key, jax.ShapeDtypeStruct((1,), jnp.int32))
 
 

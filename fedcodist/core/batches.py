@@ -13,7 +13,7 @@ from fedcodist.core.checks import check_function
 from fedcodist.core.inputs import ClientData
 
 PyTree = Any
-# The column of what a network learns to say of an example; no data set has this name by chance.
+# The column of the targets of a network's outputs; no data set has this name by chance.
 TARGET = "fedcodist/target"
 # The column of an example's number, by which `one_view` draws.
 _NUMBER = "fedcodist/number"
@@ -115,8 +115,8 @@ def one_view(
 ) -> tuple[dict[str, jax.Array], Preprocess]:
     """Examples, and a preprocessing that shows the same view of each example in all passes over them.
 
-    So what a network says of examples and what another then learns from are the same images, also if
-    they are augmented.
+    A network that learns another's predictions thus sees the same augmented images on which they were
+    computed.
 
     Args:
       columns: name -> [examples, ...].

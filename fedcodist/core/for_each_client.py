@@ -15,6 +15,7 @@ from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.checks import check_integer
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import ClientData, Cohort
+from fedcodist.core.tracing import traced_once
 
 PyTree = Any
 # (message, client_state, data, key) -> ClientResult
@@ -113,8 +114,8 @@ def for_each_client(
         stacked = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
     else:
         slots = _deal(cohort.sizes, execution, axis_name)
-        traced_once = jax.jit(chunk_of, inline=True)  # for the shapes here and in the loop
-        total_shape, result_shape = jax.eval_shape(traced_once, client_states, slots[0])
+        chunk = traced_once(chunk_of)  # for the shapes here and in the loop
+        total_shape, result_shape = jax.eval_shape(chunk, client_states, slots[0])
         new_states = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((len(cohort.clients), *leaf.shape[1:]), leaf.dtype),
             result_shape.client_state,
@@ -125,7 +126,7 @@ def for_each_client(
 
         def step(carry: tuple[PyTree, PyTree], slots: jax.Array) -> tuple[tuple, ClientResult]:
             total, states = carry
-            chunk_total, result = traced_once(states if is_in_place else client_states, slots)
+            chunk_total, result = chunk(states if is_in_place else client_states, slots)
             states = _placed(states, result.client_state, slots, axis_name)
             result = result._replace(client_state=None)
             if not individual_results:
@@ -204,13 +205,11 @@ def _run_slots(
             message, client_state, dataclasses.replace(data, start=start, size=size), client_key
         )
         result = result._replace(weight=jnp.where(is_real, result.weight, 0))
-        leaves_it = prepare(result, keys.derive(client_key, "reduce"))
+        sent = prepare(result, keys.derive(client_key, "reduce"))
         if mask is not None:
-            leaves_it = mask(leaves_it, index)
+            sent = mask(sent, index)
         # A weight of 0 is not enough: `prepare` may ignore weights, and no steps may give NaN.
-        prepared = jax.tree.map(
-            lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), leaves_it
-        )
+        prepared = jax.tree.map(lambda leaf: jnp.where(is_real, leaf, jnp.zeros_like(leaf)), sent)
         return prepared, result
 
     arguments = (data.start, sizes, indices, client_keys, slot_client_states, real)
@@ -227,10 +226,10 @@ def _deal(sizes: jax.Array, execution: Execution, axis_name: str | None) -> jax.
     devices, device = this_device(axis_name)
     cohort = len(sizes)
     chunk = min(chunk, -(-cohort // devices))
-    rounds = -(-cohort // (devices * chunk))
-    fillers = jnp.full((rounds * devices * chunk - cohort,), cohort)
+    num_chunks = -(-cohort // (devices * chunk))
+    fillers = jnp.full((num_chunks * devices * chunk - cohort,), cohort)
     filled = jnp.concatenate([dealing_order(sizes, devices), fillers]).astype(jnp.int32)
-    return filled.reshape(rounds * chunk, devices)[:, device].reshape(rounds, chunk)
+    return filled.reshape(num_chunks * chunk, devices)[:, device].reshape(num_chunks, chunk)
 
 
 def _zeros(shapes: PyTree) -> PyTree:

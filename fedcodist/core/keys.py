@@ -1,6 +1,7 @@
 """Random keys: every draw's key is derived from one root key by its purpose."""
 
 import zlib
+from typing import Any
 
 import jax
 
@@ -20,3 +21,8 @@ def derive(key: jax.Array, *path: str | int | jax.Array) -> jax.Array:
         data = zlib.crc32(part.encode()) if isinstance(part, str) else part
         key = jax.random.fold_in(key, data)
     return key
+
+
+def key_shape() -> Any:
+    """The shape of a random key, for `jax.eval_shape`."""
+    return jax.eval_shape(lambda: jax.random.key(0))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
 
+from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
@@ -82,7 +83,7 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
         paths.extend(called(plain.init(key), columns, {})[1])
 
     paths: list[str] = []
-    jax.eval_shape(names, jax.eval_shape(lambda: jax.random.key(0)))
+    jax.eval_shape(names, keys.key_shape())
     known = [name for name in paths if name]
     for name in layers:
         if name not in known:

@@ -13,8 +13,8 @@ from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_function, check_integer, check_stream
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import OptimizerFactory, check_factory, lasting_state
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory, lasting_state
 from fedcodist.core.shuffling import stream_positions
 
 PyTree = Any
@@ -113,13 +113,13 @@ def train_steps(
     ).reshape(training.steps, training.batch_size)
     positions = jnp.arange(training.batch_size)
 
-    def one_step(index: jax.Array, learner: Learner) -> tuple[Learner, dict[str, jax.Array]]:
+    def one_step(round_step: jax.Array, learner: Learner) -> tuple[Learner, dict[str, jax.Array]]:
         variables, optimizer_state = learner
-        step = round * training.steps + index
-        step_key = keys.derive(key, "step", step)
+        run_step = round * training.steps + round_step
+        step_key = keys.derive(key, "step", run_step)
         input_key = keys.derive(step_key, "input")
         batch = batches.read(
-            data.columns, indices[index], training.preprocess, input_key, positions
+            data.columns, indices[round_step], training.preprocess, input_key, positions
         )
 
         def private_loss(params: PyTree) -> tuple[jax.Array, PyTree]:
@@ -137,22 +137,25 @@ def train_steps(
             # Gradients are added, not losses. A term of weight 0 then adds zeros, and training agrees
             # to the bit with training without the term.
             extra, mutable, more = further(
-                Variables(variables.params, mutable), step, index, keys.derive(step_key, "further")
+                Variables(variables.params, mutable),
+                run_step,
+                round_step,
+                keys.derive(step_key, "further"),
             )
             gradient = jax.tree.map(jnp.add, gradient, extra)
             metrics |= more
         # After the last of `num_rounds` rounds the rate stays as it was at the end.
-        done = jnp.minimum(jnp.asarray(step, float) / (num_rounds * training.steps), 1.0)
+        done = jnp.minimum(jnp.asarray(run_step, float) / (num_rounds * training.steps), 1.0)
         optimizer = training.optimizer(training.schedule(learning_rate, done))
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables.params)
         params = optax.apply_updates(variables.params, updates)
         return Learner(Variables(params, mutable), optimizer_state), metrics
 
     def step(
-        index: jax.Array, carry: tuple[Learner, dict[str, jax.Array]]
+        round_step: jax.Array, carry: tuple[Learner, dict[str, jax.Array]]
     ) -> tuple[Learner, dict[str, jax.Array]]:
         learner, totals = carry
-        learner, metrics = one_step(index, learner)
+        learner, metrics = one_step(round_step, learner)
         return learner, {n: total + metrics[n].astype(total.dtype) for n, total in totals.items()}
 
     totals = {name: jnp.zeros((), float) for name in ("loss", *further_metrics)}

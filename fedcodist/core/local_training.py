@@ -15,12 +15,12 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
 _LARGEST_PADDED_BATCH = 4096
-OptimizerFactory = Callable[[Any], optax.GradientTransformation]
 # (params, mutable, batch, mask, key) -> (loss, mutable state after the batch)
 BatchLoss = Callable[[PyTree, PyTree, Batch, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
 # (parameters, mutable state, optimizer's state, sum of losses)
@@ -44,85 +44,6 @@ class LocalTraining(NamedTuple):
     epochs: int = 1
     preprocess: Preprocess = lambda batch, key, positions: batch
     differentiate: Callable[[BatchLoss], Callable[..., Any]] | None = None
-
-
-def check_training(
-    name: str, training: LocalTraining, fewest_epochs: int = 1, learning_rate: PyTree = 0.1
-) -> None:
-    """Raises ValueError or TypeError that names the field of `training` which is not allowed."""
-    check_factory(f"{name}.optimizer", training.optimizer, learning_rate)
-    check_integer(f"{name}.batch_size", training.batch_size, low=1)
-    check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
-    check_preprocess(f"{name}.preprocess", training.preprocess)
-
-
-def check_plain_gradients(method: str, training: LocalTraining) -> None:
-    """Raises ValueError if gradients are made in another way, as private ones are.
-
-    It is for methods whose parties send more of their examples than a model that was trained on them.
-    """
-    if training.differentiate is not None:
-        raise ValueError(
-            f"training.differentiate must be None for {method}, whose parties also send counts of their "
-            "labels or what the trained model says of their examples."
-        )
-
-
-def batch_size_for(batch_size: int, capacity: int) -> int:
-    """The batch size, reduced to the largest client's examples if it is far larger.
-
-    This only leaves out padding, which changes no result but takes memory. People write 10**9 for "all".
-    """
-    return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
-
-
-def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
-    """Raises TypeError that names the argument unless `factory` maps a rate to an optax optimizer."""
-    promise = (
-        f"{name} must be a function of the learning rate, such as optax.sgd itself or "
-        "lambda rate: optax.adam(rate, eps=1e-5)"
-    )
-    if isinstance(factory, optax.GradientTransformation):
-        raise TypeError(f"{promise}, got an optimizer already made.")
-    if not callable(factory):
-        raise TypeError(f"{promise}, got {factory!r}.")
-    try:
-        made = factory(jax.tree.map(lambda _: 0.1, learning_rate))
-    except TypeError as error:
-        raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
-    if not isinstance(made, optax.GradientTransformation):
-        raise TypeError(f"{promise}, got one that returns {type(made).__name__}.")
-    if _needs_more_than_gradients(made):
-        raise TypeError(
-            f"{promise}, got one that also needs values of the loss, as a line search does."
-        )
-
-
-def _needs_more_than_gradients(optimizer: optax.GradientTransformation) -> bool:
-    params = jax.ShapeDtypeStruct((1,), jnp.float32)
-    try:
-        jax.eval_shape(lambda w: optimizer.update(w, optimizer.init(w), w), params)
-    except TypeError as error:
-        return "required keyword-only argument" in str(error)
-    except Exception:  # it may be made for parameters of certain names
-        return False
-    return False
-
-
-def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTree:
-    """The initial state of an optimizer that continues over rounds, each with its own learning rate.
-
-    Raises:
-      ValueError: names the optimizer, if its state holds the learning rate: the first rate would stay.
-    """
-    state = factory(0.0).init(params)
-    keeps_rate = lambda node: hasattr(node, "hyperparams")
-    if any(keeps_rate(node) for node in jax.tree.leaves(state, is_leaf=keeps_rate)):
-        raise ValueError(
-            f"{name} must not keep its learning rate in its state, as optax.inject_hyperparams does: "
-            "the rate is given anew in every round."
-        )
-    return state
 
 
 class TrainedClient(NamedTuple):
@@ -255,6 +176,36 @@ def train_client(
         epochs * data.size,
         optimizer_state,
     )
+
+
+def check_training(
+    name: str, training: LocalTraining, fewest_epochs: int = 1, learning_rate: PyTree = 0.1
+) -> None:
+    """Raises ValueError or TypeError that names the field of `training` which is not allowed."""
+    check_factory(f"{name}.optimizer", training.optimizer, learning_rate)
+    check_integer(f"{name}.batch_size", training.batch_size, low=1)
+    check_integer(f"{name}.epochs", training.epochs, low=fewest_epochs, high=MOST_EPOCHS)
+    check_preprocess(f"{name}.preprocess", training.preprocess)
+
+
+def check_plain_gradients(method: str, training: LocalTraining) -> None:
+    """Raises ValueError if gradients are made in another way, as private ones are.
+
+    It is for methods whose parties send more of their examples than a model that was trained on them.
+    """
+    if training.differentiate is not None:
+        raise ValueError(
+            f"training.differentiate must be None for {method}, whose parties also send counts of their "
+            "labels or what the trained model says of their examples."
+        )
+
+
+def batch_size_for(batch_size: int, capacity: int) -> int:
+    """The batch size, reduced to the largest client's examples if it is far larger.
+
+    This only leaves out padding, which changes no result but takes memory. People write 10**9 for "all".
+    """
+    return max(capacity, 1) if batch_size > max(capacity, _LARGEST_PADDED_BATCH) else batch_size
 
 
 def last_gradient() -> optax.GradientTransformation:

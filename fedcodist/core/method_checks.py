@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import ScopeParamShapeError
 
+from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.tracing import strongly_typed
@@ -41,7 +42,7 @@ def check_method(
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     scalar: Any = jax.ShapeDtypeStruct((), jnp.int32)
     on_device = jax.dtypes.canonicalize_dtype
     shapes: Any = {

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedcodist.core import keys
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape
@@ -312,25 +313,9 @@ def from_haiku(
     return _finish(init, apply, loss, metrics, {inputs: example})
 
 
-def parameter_count(tree: PyTree) -> int:
-    """The number of scalars in a pytree of arrays or shapes."""
-    return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
-
-
 def variable_shapes(model: Model) -> Variables:
     """The shapes of a model's variables, computed without the variables."""
-    return jax.eval_shape(model.init, _key_shape())
-
-
-def is_finite(tree: PyTree) -> jax.Array:
-    """Whether all values of a pytree are finite, a bool scalar."""
-    # Small arrays are joined first, since XLA compiles the same for each shape again.
-    leaves = jax.tree.leaves(tree)
-    small = [jnp.ravel(leaf) for leaf in leaves if jnp.size(leaf) <= 2**16]
-    large = [leaf for leaf in leaves if jnp.size(leaf) > 2**16]
-    arrays = [*large, jnp.concatenate(small)] if small else large
-    each = [jnp.all(jnp.isfinite(array)) for array in arrays]
-    return jnp.all(jnp.stack(each)) if each else jnp.ones((), bool)
+    return jax.eval_shape(model.init, keys.key_shape())
 
 
 def check_stateless(name: str, model: Model) -> None:
@@ -387,7 +372,7 @@ def _finish(
                 f"metrics[{name!r}] must be a statistic, such as fedcodist.core.metrics.accuracy(), got "
                 f"{shown(metric)}."
             )
-    variables = jax.eval_shape(init, _key_shape())
+    variables = jax.eval_shape(init, keys.key_shape())
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     cases = cases_by_shape(example_batch, outputs_of)
     _, outputs = cases[0]
@@ -448,7 +433,7 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _Li
             return module.init(key, example, *placed, **named, method=method)
 
         try:
-            jax.eval_shape(start, _key_shape())
+            jax.eval_shape(start, keys.key_shape())
             return way
         except Exception as error:
             reason = error
@@ -511,9 +496,9 @@ def _linen_layers_off(
         if before and all(new is old for new, old in zip(after, before, strict=True)):
             off.append("batch_stats")
 
-    variables = jax.eval_shape(init, _key_shape())
+    variables = jax.eval_shape(init, keys.key_shape())
     with nn.intercept_methods(watch):
-        jax.eval_shape(train, variables, batch, _key_shape())
+        jax.eval_shape(train, variables, batch, keys.key_shape())
     try:
         jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     except (InvalidRngError, ModifyScopeVariableError) as error:
@@ -543,7 +528,7 @@ def _haiku_layers_off(init: Callable[[jax.Array], Variables]) -> list[str]:
         return method(*placed, **named)
 
     with hk.intercept_methods(watch):
-        jax.eval_shape(init, _key_shape())
+        jax.eval_shape(init, keys.key_shape())
     return off
 
 
@@ -553,11 +538,11 @@ def _is_the_same_in_training(
     batch: Mapping[str, Any],
 ) -> bool:
     """Whether a network compiles to the same program in training and in evaluation."""
-    variables = jax.eval_shape(init, _key_shape())
+    variables = jax.eval_shape(init, keys.key_shape())
     programs = [
         str(
             jax.make_jaxpr(lambda v, b, k, t=train: apply(v, b, train=t, key=k))(
-                variables, batch, _key_shape()
+                variables, batch, keys.key_shape()
             )
         )
         for train in (True, False)
@@ -577,10 +562,6 @@ def _drops_or_normalises(layer: Any) -> bool:
 
 def _modes(layer: Any) -> dict[str, Any]:
     return {name: getattr(layer, name, None) for name in _MODES}
-
-
-def _key_shape() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def _nnx_split(module: Any) -> Any:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal, Var
 
+from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
 
 PyTree = Any
@@ -182,7 +183,7 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     ) -> PyTree:
         return apply(variables, batch, train=True, key=key, mask=mask)[1]
 
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     program = jax.make_jaxpr(statistics)(like(dict(batch)), mask, like(variables), key).jaxpr
     columns = len(jax.tree.leaves(dict(batch)))
     of_batch = _depending(program, program.invars[:columns])

@@ -1,4 +1,4 @@
-"""Tracing of an algorithm's functions: arrays of strong types, and rounds that are traced once."""
+"""Tracing of an algorithm's functions: arrays of strong types, and functions that are traced once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +23,9 @@ def strongly_typed(tree: PyTree) -> PyTree:
     return jax.tree.map(strong, tree)
 
 
-def traced_once(round_: Callable[..., Any]) -> Callable[..., Any]:
-    """An algorithm's round, which JAX traces once for all callers with the same shapes.
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which JAX traces once for all calls with the same shapes.
 
     Tracing large networks takes seconds. The compiled program is the same.
     """
-    return jax.jit(round_, inline=True)
+    return jax.jit(function, inline=True)

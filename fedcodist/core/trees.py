@@ -1,4 +1,4 @@
-"""Trees of arrays: their leaves by name, and all their values as one vector."""
+"""Trees of arrays: leaves by name, and values as one vector, counted, and checked to be finite."""
 
 from typing import Any
 
@@ -32,3 +32,19 @@ def unflat(vector: jax.Array, like: PyTree) -> PyTree:
         for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, shaped)
+
+
+def parameter_count(tree: PyTree) -> int:
+    """The number of scalars in a pytree of arrays or shapes."""
+    return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether all values of a pytree are finite, a bool scalar."""
+    # Small arrays are joined first, since XLA compiles the same for each shape again.
+    leaves = jax.tree.leaves(tree)
+    small = [jnp.ravel(leaf) for leaf in leaves if jnp.size(leaf) <= 2**16]
+    large = [leaf for leaf in leaves if jnp.size(leaf) > 2**16]
+    arrays = [*large, jnp.concatenate(small)] if small else large
+    each = [jnp.all(jnp.isfinite(array)) for array in arrays]
+    return jnp.all(jnp.stack(each)) if each else jnp.ones((), bool)

@@ -1,17 +1,39 @@
-"""Divergences of a student from its target besides the Kullback-Leibler divergence, and custom ones.
+"""Divergences of a student from its target, their temperature, and custom ones.
 
 All are functions (student logits [batch, classes], target probabilities [batch, classes]) -> [batch],
-smallest where softmax(logits) is the target. See `fedcodist.distillation.loop.kl_divergence` for both
-directions of the Kullback-Leibler divergence.
+smallest where softmax(logits) is the target.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 # (student logits, target probabilities) -> divergence per example
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns the loss (student logits, target probabilities) -> KL divergence per example.
+
+    'forward' is KL(target || student), the soft cross-entropy up to a constant. 'reverse' is
+    KL(student || target). Raises ValueError that names `direction` otherwise.
+    """
+    if direction == "forward":
+        return lambda logits, target: optax.kl_divergence(jax.nn.log_softmax(logits), target)
+    if direction == "reverse":
+
+        def reverse(logits: jax.Array, target: jax.Array) -> jax.Array:
+            # Targets may underflow to 0, where the divergence would be infinite.
+            log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
+            # Not log(softmax): where a student's probability underflows, log(0) has no gradient.
+            log_student = jax.nn.log_softmax(logits)
+            return jnp.sum(jnp.exp(log_student) * (log_student - log_target), axis=-1)
+
+        return reverse
+    raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
 
 
 def jensen_shannon(logits: jax.Array, target: jax.Array) -> jax.Array:
@@ -38,6 +60,31 @@ def mean_squared_logits(logits: jax.Array, target: jax.Array) -> jax.Array:
     return jnp.mean((centred(logits) - centred(_log(target))) ** 2, axis=-1)
 
 
+# By name, besides the Kullback-Leibler divergence, which has a direction.
+KL = "kl"
+DIVERGENCES = {"jensen_shannon": jensen_shannon, "mean_squared_logits": mean_squared_logits}
+
+
+def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
+    """softmax(z / T) of teacher logits [batch, classes]."""
+    check_classes(logits)
+    return jax.nn.softmax(logits / temperature)
+
+
+def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergence:
+    """The divergence with the student's logits at a temperature.
+
+    Hinton et al. 2015, Distilling the Knowledge in a Neural Network, https://arxiv.org/abs/1503.02531.
+
+    Args:
+      divergence: of logits from target probabilities, per example.
+      temperature: T > 0, which divides the student's logits. See `softened_target` for the teacher.
+      scaled: whether to multiply by T squared, so that gradients are as large as at T = 1.
+    """
+    factor = temperature**2 if scaled else 1.0
+    return lambda logits, target: factor * divergence(logits / temperature, target)
+
+
 def own_divergence(name: str, function: Divergence) -> Divergence:
     """A user's divergence, with a check of its results' shape.
 
@@ -55,6 +102,15 @@ def own_divergence(name: str, function: Divergence) -> Divergence:
         return values
 
     return divergence
+
+
+def check_classes(logits: jax.Array) -> None:
+    """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            "models that teach must return logits [..., classes] of at least two classes, got "
+            f"{list(logits.shape)}: give a network of one logit a second one."
+        )
 
 
 def _log(target: jax.Array) -> jax.Array:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from fedcodist.core.model import Variables
 from fedcodist.distillation.loop import (
     Distillation,
-    Training,
+    DistillationCarry,
     agree_on_mutable,
     distillation_loop,
 )
 
 # (training; student's name -> best variables, -> their accuracy, -> their step; steps done)
 Search = tuple[
-    Training, dict[str, Variables], dict[str, jax.Array], dict[str, jax.Array], jax.Array
+    DistillationCarry, dict[str, Variables], dict[str, jax.Array], dict[str, jax.Array], jax.Array
 ]
 
 

@@ -18,6 +18,7 @@ from fedcodist.core.readout import Readout
 from fedcodist.distillation.loop import Teacher
 
 PyTree = Any
+ENSEMBLE = "ensemble"  # its name among teachers, and among the models of results
 
 
 class Ensemble(NamedTuple):
@@ -47,9 +48,8 @@ def mean_logits(model: Model, ensemble: Ensemble) -> Teacher:
 
 
 def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
-    """The logarithm of the weighted mean of the members' probabilities [batch, classes]."""
-    mean = _mean(model, ensemble, jax.nn.softmax)
-    return lambda batch: jnp.log(jnp.maximum(mean(batch), jnp.finfo(jnp.float32).tiny))
+    """The weighted mean of the members' probabilities [batch, classes]."""
+    return _mean(model, ensemble, jax.nn.softmax)
 
 
 def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> Predictor:

@@ -15,16 +15,18 @@ from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
 from fedcodist.core.shuffling import permuted_positions, stream_positions
 from fedcodist.data import augmentation
 from fedcodist.distillation.divergences import (
+    DIVERGENCES,
+    KL,
     Divergence,
-    jensen_shannon,
-    mean_squared_logits,
+    check_classes,
+    kl_divergence,
     own_divergence,
 )
 
@@ -34,13 +36,11 @@ Teacher = Callable[[Batch], Any]
 # (student's name, every teacher's outputs on a batch) -> target probabilities
 Targets = Callable[[str, Mapping[str, Any]], jax.Array]
 # The carry of a distillation's steps: (students, states of their optimizers).
-Training = tuple[dict[str, Variables], dict[str, PyTree]]
+DistillationCarry = tuple[dict[str, Variables], dict[str, PyTree]]
 UNLABELLED = "unlabelled"
-LABEL = "label"  # the column of labels, which only `label_teacher` reads
+LABEL = "label"  # the column of labels, for `label_teacher`
 # Columns that mixup adds for the labels: those of the partners, and the share of the batch's own.
 PARTNER_LABEL, OWN_SHARE = "partner_label", "own_share"
-KL = "kl"
-DIVERGENCES = (KL, "jensen_shannon", "mean_squared_logits")
 
 
 class Mixing(NamedTuple):
@@ -172,7 +172,10 @@ def distillation_loop(
     settings: Distillation,
     axis_name: str | None = None,
     divergence: Divergence | None = None,
-) -> tuple[Training, Callable[[Training, jax.Array], tuple[Training, dict[str, jax.Array]]]]:
+) -> tuple[
+    DistillationCarry,
+    Callable[[DistillationCarry, jax.Array], tuple[DistillationCarry, dict[str, jax.Array]]],
+]:
     """The loop of `distill`, for callers that run its steps themselves.
 
     Returns:
@@ -187,7 +190,9 @@ def distillation_loop(
     loss_of = divergence or divergence_of(settings)
     batch_at = batches_of_steps(unlabelled, key, settings, axis_name)
 
-    def step(carry: Training, index: jax.Array) -> tuple[Training, dict[str, jax.Array]]:
+    def step(
+        carry: DistillationCarry, index: jax.Array
+    ) -> tuple[DistillationCarry, dict[str, jax.Array]]:
         variables, optimizer_states = carry
         batch, mask = batch_at(index)
         outputs = {
@@ -308,35 +313,6 @@ def label_targets(labels: jax.Array, classes: int) -> jax.Array:
     return labels
 
 
-def check_classes(logits: jax.Array) -> None:
-    """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
-    if logits.shape[-1] < 2:
-        raise ValueError(
-            "models that teach must return logits [..., classes] of at least two classes, got "
-            f"{list(logits.shape)}: give a network of one logit a second one."
-        )
-
-
-def softened_target(logits: jax.Array, temperature: Any) -> jax.Array:
-    """softmax(z / T) of teacher logits [batch, classes]."""
-    check_classes(logits)
-    return jax.nn.softmax(logits / temperature)
-
-
-def softened(divergence: Divergence, temperature: Any, scaled: bool) -> Divergence:
-    """The divergence with the student's logits at a temperature.
-
-    Hinton et al. 2015, Distilling the Knowledge in a Neural Network, https://arxiv.org/abs/1503.02531.
-
-    Args:
-      divergence: of logits from target probabilities, per example.
-      temperature: T > 0, which divides the student's logits. See `softened_target` for the teacher.
-      scaled: whether to multiply by T squared, so that gradients are as large as at T = 1.
-    """
-    factor = temperature**2 if scaled else 1.0
-    return lambda logits, target: factor * divergence(logits / temperature, target)
-
-
 def divergence_of(distillation: Distillation) -> Divergence:
     """The loss (student logits, target probabilities) -> divergence per example.
 
@@ -358,33 +334,12 @@ def divergence_of(distillation: Distillation) -> Divergence:
         )
     if callable(named):
         return own_divergence("distillation.divergence", named)
-    ours = {"jensen_shannon": jensen_shannon, "mean_squared_logits": mean_squared_logits}
-    if named not in ours:
+    if named not in DIVERGENCES:
         raise ValueError(
-            f"distillation.divergence must be one of {DIVERGENCES} or a function, got {named!r}."
+            f"distillation.divergence must be one of {(KL, *DIVERGENCES)} or a function, got "
+            f"{named!r}."
         )
-    return ours[named]
-
-
-def kl_divergence(direction: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns the loss (student logits, target probabilities) -> KL divergence per example.
-
-    'forward' is KL(target || student), the soft cross-entropy up to a constant. 'reverse' is
-    KL(student || target). Raises ValueError that names `direction` otherwise.
-    """
-    if direction == "forward":
-        return lambda logits, target: optax.kl_divergence(jax.nn.log_softmax(logits), target)
-    if direction == "reverse":
-
-        def reverse(logits: jax.Array, target: jax.Array) -> jax.Array:
-            # Targets may underflow to 0, where the divergence would be infinite.
-            log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
-            # Not log(softmax): where a student's probability underflows, log(0) has no gradient.
-            log_student = jax.nn.log_softmax(logits)
-            return jnp.sum(jnp.exp(log_student) * (log_student - log_target), axis=-1)
-
-        return reverse
-    raise ValueError(f"direction must be 'forward' or 'reverse', got {direction!r}.")
+    return DIVERGENCES[named]
 
 
 def _check_mixed_column(models: Mapping[str, Model], settings: Distillation) -> None:

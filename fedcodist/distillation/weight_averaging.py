@@ -12,8 +12,8 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.loop import (
     Distillation,
+    DistillationCarry,
     Distilled,
-    Training,
     agree_on_mutable,
     batches_of_steps,
     distillation_loop,
@@ -85,8 +85,8 @@ def distill_averaged(
         )
 
     def summed_step(
-        carry: tuple[Training, PyTree], index: jax.Array
-    ) -> tuple[tuple[Training, PyTree], dict[str, jax.Array]]:
+        carry: tuple[DistillationCarry, PyTree], index: jax.Array
+    ) -> tuple[tuple[DistillationCarry, PyTree], dict[str, jax.Array]]:
         training, total = carry
         training, losses = step(training, index)
         after = index + 1 - averaging.start
@@ -125,8 +125,8 @@ def distill_averaged(
 
     mutable = {name: values.mutable for name, values in trained.items()}
     if jax.tree.leaves(mutable):
-        batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
-        mutable, _ = jax.lax.scan(update_statistics, mutable, jnp.arange(batches))
+        num_batches = min(settings.steps, -(-num_unlabelled // settings.batch_size))
+        mutable, _ = jax.lax.scan(update_statistics, mutable, jnp.arange(num_batches))
     averaged = {name: Variables(params[name], mutable[name]) for name in students}
     first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
     return Distilled(agree_on_mutable(averaged, settings.batch_size, axis_name), first, last)

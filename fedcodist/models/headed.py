@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits
 from fedcodist.core.metrics import Statistic
@@ -143,7 +144,7 @@ def check_heads(argument: str, models: dict[str, Model]) -> tuple[int, int]:
     """
     shapes = {}
     for name, model in models.items():
-        params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))).params
+        params = jax.eval_shape(model.init, keys.key_shape()).params
         head = params.get(HEAD) if hasattr(params, "get") else None
         if head is None or getattr(head, "keys", dict)() != {"kernel", "bias"}:
             raise ValueError(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import keys
 from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
     Promised,
@@ -37,7 +38,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
     _check_no_keys("algorithm.init must return", state)
@@ -77,7 +78,7 @@ def _check_no_keys(must: str, tree: PyTree) -> None:
 
 def check_selection(algorithm: Any, data: Any) -> Selection:
     """The shapes of `algorithm.select`. Raises ValueError or TypeError if they do not fit the data."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     selection = traced("algorithm.select", algorithm.select, integer, key)
     parts: list[Any] = [getattr(selection, name, None) for name in ("clients", "examples")]

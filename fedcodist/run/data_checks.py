@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import keys
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
 from fedcodist.core.model import Batch, Variables, variable_shapes
@@ -216,7 +217,7 @@ def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor,
             name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
         }
 
-    variables = jax.eval_shape(all_variables, jax.eval_shape(lambda: jax.random.key(0)))
+    variables = jax.eval_shape(all_variables, keys.key_shape())
     of_member = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     for name, predictor in algorithm.predictors.items():
         of_model = variables[name]
@@ -298,7 +299,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         inputs = source.read(algorithm.select(index, key))
         return traced_once(algorithm.round)(state, client_states, Round(index, key, inputs), hyper)
 
-    index, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    index, key = jax.ShapeDtypeStruct((), jnp.int32), keys.key_shape()
     selection = jax.eval_shape(algorithm.select, index, key)
     client_states = {
         pool: of_cohort(definition.first, selection.clients[pool].shape[0])

@@ -41,6 +41,6 @@ def check_finite_models(round: int, finite: Mapping[str, jax.Array], seeds: np.n
     for model, good in finite.items():
         if not np.all(good):
             raise TrainingDiverged(
-                f"non-finite update by round {round}, pool {model!r}, seed {seeds[np.argmin(good)]}: "
+                f"non-finite model by round {round}, model {model!r}, seed {seeds[np.argmin(good)]}: "
                 f"{_STOPPED}"
             )

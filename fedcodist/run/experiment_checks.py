@@ -60,8 +60,9 @@ def check_settings(experiment: Any) -> int:
         lengths = {len(column) for column in experiment.data.data_sets[name].values()}
         if lengths != {count}:
             raise ValueError(
-                f"data set {name!r} must have the {count} rows that {experiment.algorithm.name} was "
-                f"told, it has {', '.join(map(str, sorted(lengths))) or 'none'}."
+                f"data set {name!r} must have the {count} examples for which "
+                f"{experiment.algorithm.name} was made, it has "
+                f"{', '.join(map(str, sorted(lengths))) or 'none'}."
             )
     _check_splits(experiment)
     # Clients may be evaluated on their own examples alone.

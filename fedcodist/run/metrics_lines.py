@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.core.model import Variables, parameter_count
+from fedcodist.core.model import Variables
+from fedcodist.core.trees import parameter_count
 from fedcodist.run.client_metrics import OVER_CLIENTS, spread
 
 Record = dict[str, Any]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core import padding_checks
+from fedcodist.core import keys, padding_checks
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
 from fedcodist.core.method_checks import check_variables, traced, users_line
@@ -34,7 +34,7 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
         and the split. Or a network's batch statistics would count padding; it names the padded batches.
     """
     algorithm = experiment.algorithm
-    state = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0)))
+    state = jax.eval_shape(algorithm.init, keys.key_shape())
     predictors = dict(_predictors(algorithm, state))
     for name, (predictor, _) in predictors.items():
         for metric in predictor.model.metrics:
@@ -113,7 +113,7 @@ def _warn_of_other_images(experiment: Any) -> None:
     def shapes(columns: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
         position = jax.ShapeDtypeStruct((1,), jnp.int32)
-        key = jax.eval_shape(lambda: jax.random.key(0))
+        key = keys.key_shape()
         batch = jax.eval_shape(experiment.evaluation_preprocess, one, key, position)
         return {name: column.shape[1:] for name, column in batch.items() if column.ndim == 4}
 

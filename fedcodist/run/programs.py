@@ -30,8 +30,8 @@ from fedcodist.core.method import (
     by_member,
     single_model,
 )
-from fedcodist.core.model import is_finite
 from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.core.trees import is_finite
 from fedcodist.run.evaluation import EvaluationSplit, evaluate_client
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
 from fedcodist.run.sources import ResidentData

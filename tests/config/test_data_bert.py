@@ -10,8 +10,7 @@ from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODERS
 from fedcodist.config.data_prepared import data_checksums
 from fedcodist.config.experiment import build_experiment
-from fedcodist.core.model import parameter_count
-from fedcodist.core.trees import named_leaves
+from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data import load_prepared
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.report import flops, ranking

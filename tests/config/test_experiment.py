@@ -28,7 +28,7 @@ from fedcodist.configs import (
     digits_personal,
     digits_submodels,
 )
-from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import parameter_count
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared

@@ -132,7 +132,7 @@ def test_a_graph_that_changes_by_name():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([("directed_cycle", {})], "at each of the run's 40 times, it changes over 20 only"),
+        ([("directed_cycle", {})], "of each of the run's 40 rounds, it has those of 20"),
         ([], "graphs must hold at least one graph"),
         ([("ring", {})] * 2, r"parties.graph.graphs\[0\].name must be one of"),
         (

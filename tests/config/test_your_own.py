@@ -25,8 +25,9 @@ from fedcodist.config.party_methods import party_groups
 from fedcodist.config.registry import ENTRIES, algorithm_entry
 from fedcodist.config.settings import check_settings
 from fedcodist.configs import digits_mhd, digits_parties
-from fedcodist.core.model import parameter_count, variable_shapes
+from fedcodist.core.model import variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.core.trees import parameter_count
 from fedcodist.run.csv_logger import CSVLogger
 from fedcodist.run.stopping import KeepBest, StopEarly
 

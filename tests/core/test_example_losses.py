@@ -24,7 +24,7 @@ from fedcodist.core.metrics import (
 )
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import softened_target
+from fedcodist.distillation.divergences import softened_target
 from fedcodist.run.experiment import Experiment, check_experiment
 from fedcodist.run.sources import resident_data
 

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import LocalTraining, lasting_state, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import lasting_state
 
 FEATURES, ROWS = 3, 40
 GENERATOR = np.random.default_rng(0)

@@ -14,13 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import (
-    Variables,
-    from_flax_linen,
-    from_flax_nnx,
-    from_haiku,
-    parameter_count,
-)
+from fedcodist.core.model import Variables, from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.trees import parameter_count
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -10,7 +10,8 @@ from linear_model import linear_model
 from fedcodist.core.batches import TARGET
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.cached_teacher import cached_answers
-from fedcodist.distillation.loop import Distillation, distill, frozen, softened_target
+from fedcodist.distillation.divergences import softened_target
+from fedcodist.distillation.loop import Distillation, distill, frozen
 
 MODEL = linear_model(4, 3)
 IMAGES = np.random.default_rng(0).uniform(1, 2, size=(10, 4)).astype(np.float32)

@@ -13,16 +13,19 @@ from quick_compilation import QUICK
 
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation.divergences import jensen_shannon, mean_squared_logits
+from fedcodist.distillation.divergences import (
+    jensen_shannon,
+    kl_divergence,
+    mean_squared_logits,
+    softened,
+    softened_target,
+)
 from fedcodist.distillation.loop import (
     Distillation,
     check_distillation,
     distill,
     divergence_of,
     frozen,
-    kl_divergence,
-    softened,
-    softened_target,
 )
 from fedcodist.models.digits import MLP
 

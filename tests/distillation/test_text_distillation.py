@@ -15,12 +15,8 @@ from fedcodist.core import readout
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables
 from fedcodist.data.vocabulary import BOS, EOS, PAD
-from fedcodist.distillation.loop import (
-    Distillation,
-    distill,
-    frozen,
-    kl_divergence,
-)
+from fedcodist.distillation.divergences import kl_divergence
+from fedcodist.distillation.loop import Distillation, distill, frozen
 from fedcodist.run.programs import AXIS, all_devices
 from fedcodist.text import lstm
 from fedcodist.text.lstm import LSTMLanguageModel

@@ -22,7 +22,7 @@ from fedcodist.config.metrics import METRICS
 from fedcodist.config.phases import STOPPING
 from fedcodist.config.schedules import SCHEDULES
 from fedcodist.config.settings import ALLOWED
-from fedcodist.distillation.loop import DIVERGENCES
+from fedcodist.distillation.divergences import DIVERGENCES
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 # Setting as the page writes it -> the names that the code allows.

@@ -13,7 +13,7 @@ from fedcodist.commands import sweep
 from fedcodist.config import networks
 from fedcodist.config.experiment import build_experiment
 from fedcodist.core.communication import tree_bytes
-from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.run.experiment import check_experiment

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import parameter_count
 from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.headed import HEAD, Headed, check_heads, embedding_of, headed
 from fedcodist.models.htfl import BACKBONES, GROUPS, adaptive_means, conv5x5, htfl_backbone

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import from_flax_linen, parameter_count
+from fedcodist.core.model import from_flax_linen
+from fedcodist.core.trees import parameter_count
 from fedcodist.models import CNN, MLP, BatchNormMLP, FedMDNetwork, FullyConnected, ResNet
 from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
 from fedcodist.models.resnet_imagenet import resnet18, resnet34

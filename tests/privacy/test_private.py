@@ -1,6 +1,7 @@
 """Private methods: bounds and noise against NumPy, cohorts one by one, and under servers of pools."""
 
 import functools
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -29,6 +30,7 @@ from fedcodist.algorithms.pools.cohorts import PoissonCohort, draw_slots, number
 from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
+from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
@@ -54,6 +56,7 @@ from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noise
 from fedcodist.privacy.private import moved_statistics, noised_mean, private
 from fedcodist.privacy.private_checks import check_sends
 from fedcodist.privacy.secure_sum import secure_sum
+from fedcodist.run.privacy_spent import check_privacy
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -443,6 +446,13 @@ def servers(method, poisson=None):
         "fed_sdd": lambda: fed_sdd(
             Pool(method, everyone, 4, poisson), columns, 9, 2, distillation=DISTILLATION
         ),
+        "fed_sdd_pools": lambda: fed_sdd_pools(
+            {name: pool._replace(cohort_size=2) for name, pool in pools.items()},
+            columns,
+            9,
+            2,
+            distillation=DISTILLATION,
+        ),
         "fed_df": lambda: fed_df(pools, columns, 9, DISTILLATION),
         "fed_ensemble": lambda: fed_ensemble(Pool(method, everyone, 4, poisson), columns, 2),
     }
@@ -466,6 +476,15 @@ def test_under_servers_of_pools(server):
         assert max(epsilons) == privacy["epsilon"] > min(epsilons)
     final = [r["epsilon"] for r in outcome.records if r["round"] == 2 and r["split"] == "train"]
     assert set(final) == {privacy["epsilon"]}
+
+
+@pytest.mark.parametrize("server", ["periodic", "merged", "fed_sdd", "fed_sdd_pools"])
+def test_epsilon_is_of_the_clients_that_the_server_draws(server):
+    algorithm = servers(private(AVERAGING, CLIP, 1.0))[server]()
+    assert algorithm.privacy
+    for cohorts in algorithm.privacy.values():
+        assert cohorts.select is algorithm.select
+    check_privacy(SimpleNamespace(privacy=None, start=None, algorithm=algorithm))
 
 
 def chain(width):

@@ -341,7 +341,7 @@ def parties_in_a_round(reduce, devices):
     def round_(cohort, axis_name=None):
         round = Round(0, jax.random.key(0), Inputs({PARTIES: cohort}, {}), axis_name)
         found = run_parties(groups, update, None, states, round, jax.random.key(1), reduce=reduce)
-        return found.aggregate.pseudo_gradient["number"], found.metrics
+        return found.combined["number"], found.metrics
 
     return over_devices(round_, devices)(cohort)
 

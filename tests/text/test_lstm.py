@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import Variables, from_haiku, parameter_count
+from fedcodist.core.model import Variables, from_haiku
+from fedcodist.core.trees import parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.text import lstm
 from fedcodist.text.next_token import language_model

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from text_examples import ENCODER, IMPRESSIONS, SENTENCES
 
 from fedcodist.algorithms.clients.fed_kd_losses import hidden_distance
-from fedcodist.core.model import Variables, parameter_count
+from fedcodist.core.model import Variables
+from fedcodist.core.trees import parameter_count
 from fedcodist.text.bert import bert_base
 from fedcodist.text.news import NO_NEWS, news_recommender
 from fedcodist.text.sentence_classifier import sentence_classifier

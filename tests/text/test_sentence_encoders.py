@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from text_examples import SENTENCES
 
-from fedcodist.core.model import Variables, parameter_count
+from fedcodist.core.model import Variables
+from fedcodist.core.trees import parameter_count
 from fedcodist.text.bert import Encoder, with_embeddings, with_frozen_tables
 from fedcodist.text.bert_weights import load_embeddings, save_encoder
 from fedcodist.text.sentence_classifier import sentence_classifier

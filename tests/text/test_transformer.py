@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import parameter_count
+from fedcodist.core.trees import parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.text import transformer
 

@@ -18,16 +18,14 @@ from fedcodist.core.checks import check_function, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
-    OptimizerFactory,
     TrainedClient,
-    check_factory,
     check_training,
     gradient_of_a_batch,
-    lasting_state,
     train_client,
 )
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory, lasting_state
 from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any

@@ -20,9 +20,10 @@ from fedcodist.algorithms.clients.partially_shared import (
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import SHARED_MODEL, FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.parts import Chosen, choice_of
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import HEAD

@@ -11,9 +11,10 @@ import optax
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.partially_shared import partially_shared
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.parts import Chosen, choice_of
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.core.trees import named_leaves

@@ -18,9 +18,10 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_several
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.core.shuffling import sample_without_replacement
 from fedcodist.models.submodels import (

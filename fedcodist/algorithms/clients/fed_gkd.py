@@ -22,12 +22,13 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.readout import Readout
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.distillation.loop import kl_divergence, softened, softened_target
+from fedcodist.distillation.divergences import kl_divergence, softened, softened_target
 
 PyTree = Any
 

@@ -31,9 +31,10 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_choice, check_number
-from fedcodist.core.local_training import LocalTraining, lasting_state
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.optimizer_factories import lasting_state
 
 PyTree = Any
 TEACHERS = "teachers"  # the name under which all clients' teachers are evaluated

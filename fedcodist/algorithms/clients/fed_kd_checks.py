@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
+from fedcodist.core import keys
 from fedcodist.core.checks import check_choice, check_columns
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method_checks import traced
 from fedcodist.core.model import Model
 from fedcodist.core.readout import Readout
-from fedcodist.distillation.loop import check_classes
+from fedcodist.distillation.divergences import check_classes
 
 
 def check_mutual(mutual: MutualLosses, training: LocalTraining) -> None:
@@ -46,7 +47,7 @@ def map_shapes(
         name: jax.ShapeDtypeStruct((1, *column.shape[1:]), on_device(column.dtype))
         for name, column in columns.items()
     }
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = keys.key_shape()
     hint = f": the columns are {sorted(columns)}"
     positions: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
     batch = traced("training.preprocess", training.preprocess, example, key, positions, hint=hint)

@@ -12,8 +12,9 @@ from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, Outputs, mu
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.joint_model import joint_model, joint_variables, part_of
-from fedcodist.core.local_training import gradient_of_a_batch, lasting_state, train_client
+from fedcodist.core.local_training import gradient_of_a_batch, train_client
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import lasting_state
 
 PyTree = Any
 

@@ -10,12 +10,8 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.joint_model import joint_optimizer
-from fedcodist.core.local_training import (
-    LocalTraining,
-    OptimizerFactory,
-    drawn_examples,
-    last_gradient,
-)
+from fedcodist.core.local_training import LocalTraining, drawn_examples, last_gradient
+from fedcodist.core.optimizer_factories import OptimizerFactory
 
 PyTree = Any
 TEACHER, STUDENT, MAPS = "teacher", "student", "maps"

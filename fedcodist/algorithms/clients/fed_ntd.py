@@ -18,12 +18,13 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.readout import Readout
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.distillation.loop import check_classes
+from fedcodist.distillation.divergences import check_classes
 
 PyTree = Any
 

@@ -14,9 +14,10 @@ from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 
 PyTree = Any

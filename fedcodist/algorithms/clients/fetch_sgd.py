@@ -27,9 +27,9 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, check_training, drawn_examples
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables, check_stateless, parameter_count
+from fedcodist.core.model import Model, Variables, check_stateless
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.core.trees import flat, unflat
+from fedcodist.core.trees import flat, parameter_count, unflat
 
 PyTree = Any
 

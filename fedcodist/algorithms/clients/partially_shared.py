@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.algorithms.clients.first_state import with_first_state
+from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import OptimizerFactory
 from fedcodist.core.method import FederatedMethod, PersonalModel
 from fedcodist.core.model import Variables, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.parts import Chosen, choice_of, flags, joined, part, rest
 
 PyTree = Any
@@ -233,7 +234,7 @@ def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
     """Raises ValueError that names `method` if anything else shaped like the parameters is exchanged."""
     if PERSONAL in method.personal_models:
         raise ValueError(f"method must have no personal model {PERSONAL!r}, got {method.name}.")
-    server = jax.eval_shape(method.init, jax.eval_shape(lambda: jax.random.key(0)))
+    server = jax.eval_shape(method.init, keys.key_shape())
     message: Any = jax.eval_shape(method.broadcast, server)
     fields = getattr(message, "_fields", ())
     if not method.sends_models:

@@ -30,9 +30,10 @@ from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import BatchLoss, LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import BatchLoss, LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.padding_checks import check_masked
 from fedcodist.core.schedules import Schedule, constant
 

@@ -20,13 +20,13 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import (
     LocalTraining,
-    OptimizerFactory,
     batch_size_for,
     check_training,
     train_client,
 )
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.schedules import Schedule, constant
 
@@ -125,10 +125,10 @@ def scaffold(
         if option == 1:
             new_client_state = full_gradient(model, training, received, data, key)
         else:
-            travelled = trained.num_steps * rate
+            steps_times_rate = trained.num_steps * rate
             new_client_state = jax.tree.map(
                 lambda c_i, c, before, after: jnp.where(
-                    travelled > 0, c_i - c + (before - after) / travelled, c_i
+                    steps_times_rate > 0, c_i - c + (before - after) / steps_times_rate, c_i
                 ).astype(c_i.dtype),
                 client_state,
                 message.variate,

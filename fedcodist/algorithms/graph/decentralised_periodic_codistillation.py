@@ -18,10 +18,16 @@ from fedcodist.algorithms.graph.public_answers import (
     PublicAnswers,
     answered_indices,
     answers_communication,
-    are_due,
     check_answers,
+    is_due,
 )
-from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, check_no_gap, check_widths
+from fedcodist.algorithms.parties.groups import (
+    PartyGroup,
+    check_groups,
+    check_no_gap,
+    check_widths,
+    in_client_order,
+)
 from fedcodist.algorithms.parties.open_examples import view_of_round
 from fedcodist.algorithms.parties.party import (
     AfterRound,
@@ -49,7 +55,7 @@ from fedcodist.core.local_steps import Learner, StepTraining, check_step_trainin
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model
-from fedcodist.distillation.loop import kl_divergence
+from fedcodist.distillation.divergences import kl_divergence
 
 PyTree = Any
 Learners = dict[str, Learner]  # architecture -> leaves [group, ...]
@@ -152,12 +158,9 @@ def decentralised_periodic_codistillation(
 
         def codistill(learners: Learners) -> Learners:
             # Frozen copies of the models after this round's training are the teachers.
-            said = run(answer, learners, "answer").reports
-            table = jnp.zeros((count, answers.examples, num_classes))
-            for name, group in groups.items():
-                table = table.at[group.clients].set(said[name])
+            predictions = in_client_order(groups, run(answer, learners, "answer").reports)
             edges_now = graphs.at_round(edges, round.index)
-            targets = graphs.mean_over_neighbours(edges_now, table)
+            targets = graphs.mean_over_neighbours(edges_now, predictions)
             has_teacher = jnp.any(edges_now, axis=1)
             # Students start from the same models.
             clients = {
@@ -167,8 +170,8 @@ def decentralised_periodic_codistillation(
             return run(learn, clients, "codistillation").states
 
         # Algorithm 1, every `period` (p) rounds: codistillation.
-        is_due = are_due(answers, round.index)
-        learners = jax.lax.cond(is_due, codistill, lambda same: same, trained.states)
+        is_codistilled = is_due(answers, round.index)
+        learners = jax.lax.cond(is_codistilled, codistill, lambda same: same, trained.states)
         return learners, client_states, trained.metrics
 
     return assemble(

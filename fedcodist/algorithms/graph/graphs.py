@@ -87,25 +87,25 @@ def time_varying(graphs: Sequence[Any], num_clients: int, every: int = 1) -> np.
     return np.repeat(np.stack([adjacency(graph, num_clients) for graph in graphs]), every, axis=0)
 
 
-def over_time(graph: np.ndarray, times: int) -> np.ndarray:
-    """The graph at each of some times, bool [times, clients, clients].
+def over_time(graph: np.ndarray, num_rounds: int) -> np.ndarray:
+    """The graph in each round, bool [rounds, clients, clients].
 
     Raises:
-      ValueError: names `graph`, if it changes and has fewer times.
+      ValueError: names `graph`, if it changes and has fewer rounds.
     """
     if graph.ndim == 2:
-        return np.broadcast_to(graph, (times, *graph.shape))
-    if len(graph) < times:
+        return np.broadcast_to(graph, (num_rounds, *graph.shape))
+    if len(graph) < num_rounds:
         raise ValueError(
-            f"graph must tell the edges at each of the run's {times} times, it changes over "
-            f"{len(graph)} only."
+            f"graph must have the edges of each of the run's {num_rounds} rounds, it has those of "
+            f"{len(graph)}."
         )
-    return graph[:times]
+    return graph[:num_rounds]
 
 
-def cut(graph: np.ndarray, times: int) -> np.ndarray:
+def cut(graph: np.ndarray, num_rounds: int) -> np.ndarray:
     """Like `over_time`, but a graph that does not change stays bool [clients, clients]."""
-    return graph if graph.ndim == 2 else over_time(graph, times)
+    return graph if graph.ndim == 2 else over_time(graph, num_rounds)
 
 
 def at_round(graph: np.ndarray, round: Any) -> jax.Array:

@@ -28,7 +28,7 @@ def memory_for_checkpoints(exchange: CheckpointExchange, processes_here: int = 1
     return bytes_of(processes_here)
 
 
-def check_memory(
+def memory_notes(
     groups: Mapping[str, PartyGroup],
     schedule: ExchangeSchedule | None,
     exchange: CheckpointExchange,

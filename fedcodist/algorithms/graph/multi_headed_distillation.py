@@ -134,7 +134,7 @@ def multi_headed_distillation(
         graphs.check_neighbours(edges, name)
     schedule = _schedule(groups, edges, num_rounds, distillation)
     is_on_host = distillation.exchange.is_on_host
-    notes = mhd_costs.check_memory(groups, schedule, distillation.exchange)
+    notes = mhd_costs.memory_notes(groups, schedule, distillation.exchange)
     host_banks = HostBanks(schedule, groups) if schedule and is_on_host else None
 
     def init(key: jax.Array) -> MHDState:

@@ -42,13 +42,13 @@ def answered_indices(answers: PublicAnswers, round: jax.Array, key: jax.Array) -
     first = jnp.asarray(round // answers.period, jnp.uint32) * answers.examples
     draw = keys.derive(key, "public")
     return jax.lax.cond(
-        are_due(answers, round),
+        is_due(answers, round),
         lambda: stream_positions(draw, first, answers.examples, answers.num_public),
         lambda: jnp.full(answers.examples, -1, jnp.int32),
     )
 
 
-def are_due(answers: PublicAnswers, round: jax.Array) -> jax.Array:
+def is_due(answers: PublicAnswers, round: jax.Array) -> jax.Array:
     """Whether clients teach each other at the end of a round: rounds p, 2 p, ... counted from 1."""
     return (round + 1) % answers.period == 0
 

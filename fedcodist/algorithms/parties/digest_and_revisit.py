@@ -22,7 +22,7 @@ from fedcodist.core.model import Batch, Model, Variables
 PyTree = Any
 
 
-class Party(NamedTuple):
+class FedMDParty(NamedTuple):
     """A party's state: its model, and the states of its two optimizers, which continue over rounds."""
 
     variables: Variables
@@ -32,7 +32,7 @@ class Party(NamedTuple):
 
 def digest_and_revisit(
     model: Model,
-    party: Party,
+    party: FedMDParty,
     public: ClientData,
     private: ClientData,
     key: jax.Array,
@@ -89,7 +89,7 @@ def digest_and_revisit(
         digest_loss=training_loss(digested),
         loss=training_loss(revisited),
     )
-    after = Party(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
+    after = FedMDParty(revisited.variables, digested.optimizer_state, revisited.optimizer_state)
     return PartyResult(after, metrics)
 
 

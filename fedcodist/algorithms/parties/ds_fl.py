@@ -15,6 +15,7 @@ from fedcodist.algorithms.parties.open_examples import (
     OpenExamples,
     checked_size,
     drawing,
+    open_communication,
     view_of_round,
 )
 from fedcodist.algorithms.parties.party import (
@@ -39,13 +40,13 @@ from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
-from fedcodist.core.communication import scores_communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, TrainedClient, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
-from fedcodist.core.model import Model, Variables, is_finite
+from fedcodist.core.model import Model, Variables
+from fedcodist.core.trees import is_finite
 
 PyTree = Any
 SERVER = "server"
@@ -154,8 +155,8 @@ def ds_fl(
 
         trained = run(train, None, state.models, "client_update")
         # Entropy reduction aggregation (ERA) sharpens the mean; simple aggregation (SA) does not.
-        mean = trained.aggregate.pseudo_gradient
-        target = sharpened(mean, hyper.temperature) if aggregation == "era" else mean
+        mean = trained.combined
+        target = entropy_reduction(mean, hyper.temperature) if aggregation == "era" else mean
         # Every party learns the target, and so does the server's model.
         taught = run(learn_as_party, target, trained.states, "distillation")
         server_key = keys.derive(round.key, "distillation", round.index, SERVER)
@@ -171,12 +172,7 @@ def ds_fl(
         init,
         round_,
         lambda state, name: state.models[name],
-        same_for_all(
-            groups,
-            scores_communication(
-                checked_size(open_examples), server.num_classes, open_examples.open_size is not None
-            ),
-        ),
+        same_for_all(groups, open_communication(open_examples, server.num_classes)),
         drawing(open_examples),
         {PUBLIC: open_examples.num_public},
         {SERVER: single_model(server, lambda state: state.server)},
@@ -184,7 +180,7 @@ def ds_fl(
     )
 
 
-def sharpened(mean: jax.Array, temperature: Any) -> jax.Array:
+def entropy_reduction(mean: jax.Array, temperature: Any) -> jax.Array:
     """softmax(p / T) of mean probabilities [..., classes]; T = 0.1 lowers their entropy."""
     return jax.nn.softmax(mean / temperature)
 

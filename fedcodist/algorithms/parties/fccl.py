@@ -45,7 +45,8 @@ from fedcodist.core.local_training import (
 )
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
-from fedcodist.distillation.loop import frozen, kl_divergence
+from fedcodist.distillation.divergences import kl_divergence
+from fedcodist.distillation.loop import frozen
 
 PyTree = Any
 

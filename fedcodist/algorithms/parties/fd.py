@@ -43,7 +43,7 @@ from fedcodist.core.local_training import (
 )
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
-from fedcodist.distillation.loop import Divergence, kl_divergence, softened, softened_target
+from fedcodist.distillation.divergences import Divergence, kl_divergence, softened, softened_target
 
 PyTree = Any
 
@@ -205,7 +205,7 @@ def fd(
             groups, update, state.total, state.models, round, key, execution, reduce
         )
         # The server adds up the parties' means, for the next round.
-        total = result.aggregate.pseudo_gradient
+        total = result.combined
         return FDState(result.states, total), client_states, result.metrics
 
     scalar = np.dtype(np.float32).itemsize

@@ -49,11 +49,11 @@ from fedcodist.core.local_training import (
     batch_size_for,
     check_plain_gradients,
     check_training,
-    lasting_state,
     train_client,
 )
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import lasting_state
 from fedcodist.models.headed import split_head
 
 PyTree = Any
@@ -186,7 +186,7 @@ def fed_gen(
         message = (state.generator, state.label_shares)
         result = run_parties(groups, update, message, state.models, round, key, execution, reduce)
         # Line 13: the server updates the head and p(y).
-        head, counts = result.aggregate.pseudo_gradient
+        head, counts = result.combined
         shares = shares_of(counts)
         # Line 14: the generator learns, Equation 4.
         key = keys.derive(round.key, "generator", round.index)
@@ -219,6 +219,6 @@ def _communication(
 ) -> Communication:
     """Bytes of head and label counts (up), and of head, generator and label shares (down)."""
     of_key = lambda key: init_generator(generator, width, classes, key)
-    shapes = jax.eval_shape(of_key, jax.eval_shape(lambda: jax.random.key(0)))
+    shapes = jax.eval_shape(of_key, keys.key_shape())
     up = head_bytes(groups) + classes * np.dtype(np.float32).itemsize
     return Communication(down=up + tree_bytes(shapes), up=up)

@@ -202,7 +202,7 @@ def fed_kd_parties(
             groups, update, state.student, state.models, round, key, execution, reduce
         )
         # The server averages the changes; parties download the compressed mean.
-        change, mutable = result.aggregate.pseudo_gradient
+        change, mutable = result.combined
         metrics, memory = result.metrics, state.memory
         if downlink:
             message, memory = downlink.compress(

@@ -182,7 +182,7 @@ def fed_l2g(
             groups, update, state.vectors, state.models, round, key, execution, reduce
         )
         # The server moves each label's vector along the mean gradient of the parties that have it.
-        total = result.aggregate.pseudo_gradient
+        total = result.combined
         mean = total.slopes / jnp.maximum(total.has_label, 1)[:, None]
         vectors = state.vectors - hyper.server_learning_rate * mean
         return FedL2GState(result.states, vectors), client_states, result.metrics

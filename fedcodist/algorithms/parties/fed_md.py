@@ -21,7 +21,7 @@ from fedcodist.algorithms.parties.alignment import (
     exchanged_scores,
     sent,
 )
-from fedcodist.algorithms.parties.digest_and_revisit import Party, digest_and_revisit
+from fedcodist.algorithms.parties.digest_and_revisit import FedMDParty, digest_and_revisit
 from fedcodist.algorithms.parties.groups import (
     PartyGroup,
     all_clients,
@@ -49,9 +49,10 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.communication import scores_communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.local_training import LocalTraining, check_training, lasting_state
+from fedcodist.core.local_training import LocalTraining, check_training
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import lasting_state
 
 PyTree = Any
 # A party's model, and its weight in the consensus
@@ -132,11 +133,11 @@ def fed_md(
         return {PUBLIC: aligned_indices(alignment, round, key)}
 
     def round_(
-        state: dict[str, Party], client_states: PyTree, round: Round, hyper: FedMDHyper
+        state: dict[str, FedMDParty], client_states: PyTree, round: Round, hyper: FedMDHyper
     ) -> AfterRound:
-        view = keys.derive(round.key, "view", round.index)
+        view_key = keys.derive(round.key, "view", round.index)
         columns = aligned_columns(alignment, round.inputs.examples[PUBLIC])
-        public, preprocess = batches.one_view(columns, digest.preprocess, view)
+        public, preprocess = batches.one_view(columns, digest.preprocess, view_key)
         digest_of_round = digest._replace(preprocess=preprocess)
         scores = exchanged_scores(alignment, hyper.temperature)
 
@@ -148,7 +149,7 @@ def fed_md(
             return sent(model, variables, weight, examples, digest_of_round, size, scores)
 
         def learn(
-            model: Model, consensus: jax.Array, party: Party, data: ClientData, key: jax.Array
+            model: Model, consensus: jax.Array, party: FedMDParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
             examples = shared_examples(public | {TARGET: consensus}, data)
             rates = (hyper.digest_learning_rate, hyper.revisit_learning_rate)
@@ -168,7 +169,7 @@ def fed_md(
         senders = {name: (party.variables, weights[name]) for name, party in state.items()}
         communicated = run(communicate, None, senders, "communicate")
         # Algorithm 1, "Aggregate": the consensus is the weighted mean of the scores.
-        consensus = communicated.aggregate.pseudo_gradient
+        consensus = communicated.combined
         # Algorithm 1, "Digest" and "Revisit".
         learned = run(learn, consensus, state, "client_update")
         return learned.states, client_states, communicated.metrics | learned.metrics
@@ -196,7 +197,7 @@ def start(
     digest: LocalTraining,
     revisit: LocalTraining,
     private_states: Mapping[str, PyTree] | None = None,
-) -> dict[str, Party]:
+) -> dict[str, FedMDParty]:
     """The state before the first round.
 
     Args:
@@ -216,5 +217,5 @@ def start(
         if revisit_state is None:
             revisit_state = fresh("revisit", revisit, params)
         digest_state = fresh("digest", digest, params)
-        parties[name] = Party(Variables(params, mutable), digest_state, revisit_state)
+        parties[name] = FedMDParty(Variables(params, mutable), digest_state, revisit_state)
     return parties

@@ -28,7 +28,7 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.joint_model import joint_model, own_optimizers
+from fedcodist.core.joint_model import joint_model, joint_variables, own_optimizers, part_of
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
@@ -139,18 +139,18 @@ def fed_mrl(
                 hyper.learning_rate,
                 loss_hook=matryoshka_loss(model.loss, small.loss, hyper),
             )
-            params, mutable = trained.variables
-            own = FedMRLParty(Variables(params[OWN], mutable[OWN]), params[PROJECTOR])
+            projector = trained.variables.params[PROJECTOR]
+            own = FedMRLParty(part_of(trained.variables, OWN), projector)
             metrics = training_metrics(trained)
             # The small model goes back to the server, weighted by the party's examples.
-            sends = Variables(params[SHARED], mutable[SHARED])
+            sends = part_of(trained.variables, SHARED)
             return PartyResult(own, metrics, sends, data.size if weighted else 1.0)
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(
             fused, update, state.shared, state.models, round, key, execution, reduce
         )
-        mean = jax.tree.map(as_stored, result.aggregate.pseudo_gradient, state.shared)
+        mean = jax.tree.map(as_stored, result.combined, state.shared)
         return FedMRLState(result.states, mean), client_states, result.metrics
 
     def variables(state: FedMRLState, architecture: str) -> Variables:
@@ -206,8 +206,8 @@ def matryoshka_loss(own: Any, small: Any, hyper: FedMRLHyper) -> Any:
 
 
 def _joined(party: FedMRLParty, shared: Variables) -> Variables:
-    params = {OWN: party.variables.params, SHARED: shared.params, PROJECTOR: party.projector}
-    return Variables(params, {OWN: party.variables.mutable, SHARED: shared.mutable})
+    joint = joint_variables({OWN: party.variables, SHARED: shared})
+    return joint._replace(params=joint.params | {PROJECTOR: party.projector})
 
 
 def _first_projector(key: jax.Array, small_width: int, own_width: int) -> PyTree:

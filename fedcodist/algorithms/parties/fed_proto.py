@@ -157,7 +157,7 @@ def fed_proto(
             groups, update, state.prototypes, state.models, round, key, execution, reduce
         )
         # Algorithm 1, the server: global prototypes are means over parties.
-        prototypes = prototypes_of(result.aggregate.pseudo_gradient)
+        prototypes = prototypes_of(result.combined)
         return FedProtoState(result.states, prototypes), client_states, result.metrics
 
     models = lambda state, name: state.models[name]

@@ -27,12 +27,12 @@ from fedcodist.core.communication import Communication, tree_bytes
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.joint_model import joint_model, own_optimizers
+from fedcodist.core.joint_model import joint_model, joint_variables, own_optimizers, part_of
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
-from fedcodist.distillation.loop import kl_divergence
+from fedcodist.distillation.divergences import kl_divergence
 
 PyTree = Any
 MEME, OWN = "meme", "own"
@@ -112,18 +112,13 @@ def fml(
             trained = train_client(
                 both(model, meme),
                 training._replace(optimizer=own_optimizers(training.optimizer, (OWN, MEME))),
-                Variables(
-                    {OWN: own.params, MEME: shared.params}, {OWN: own.mutable, MEME: shared.mutable}
-                ),
+                joint_variables({OWN: own, MEME: shared}),
                 data,
                 key,
                 hyper.learning_rate,
                 loss_hook=mutual_loss(model, meme, hyper.own_weight, hyper.meme_weight),
             )
-            own_after, meme_after = (
-                Variables(trained.variables.params[part], trained.variables.mutable[part])
-                for part in (OWN, MEME)
-            )
+            own_after, meme_after = (part_of(trained.variables, part) for part in (OWN, MEME))
             metrics = training_metrics(trained)
             return PartyResult(own_after, metrics, sends=meme_after)
 
@@ -132,7 +127,7 @@ def fml(
             groups, update, state.meme, state.models, round, key, execution, reduce
         )
         # Merge: the new meme is the unweighted mean of the parties' memes.
-        mean = jax.tree.map(as_stored, result.aggregate.pseudo_gradient, state.meme)
+        mean = jax.tree.map(as_stored, result.combined, state.meme)
         return FMLState(result.states, mean), client_states, result.metrics
 
     size = tree_bytes(variable_shapes(meme))

@@ -9,8 +9,8 @@ import optax
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
-from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.models.embedding_generator import EmbeddingGenerator, diversity
 from fedcodist.models.headed import HEAD, apply_head
 

@@ -25,6 +25,7 @@ from fedcodist.algorithms.parties.open_examples import (
     OpenExamples,
     checked_size,
     drawing,
+    open_communication,
     view_of_round,
 )
 from fedcodist.algorithms.parties.party import (
@@ -43,14 +44,14 @@ from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
-from fedcodist.core.communication import scores_communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Batch, Model, Variables, is_finite
-from fedcodist.distillation.loop import kl_divergence, softened
+from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.trees import is_finite
+from fedcodist.distillation.divergences import kl_divergence, softened
 
 PyTree = Any
 # A party's model, and the mixture of predictions that it learns
@@ -194,12 +195,7 @@ def kt_pfl(
         init,
         round_,
         lambda state, name: state.models[name],
-        same_for_all(
-            groups,
-            scores_communication(
-                checked_size(open_examples), num_classes, open_examples.open_size is not None
-            ),
-        ),
+        same_for_all(groups, open_communication(open_examples, num_classes)),
         drawing(open_examples),
         {PUBLIC: open_examples.num_public},
     )

@@ -101,7 +101,7 @@ def lg_fed_avg(
         result = run_parties(groups, update, None, state, round, key, execution, reduce)
         # The server averages the global parameters, by numbers of examples: sum of N_m / N theta_m.
         # Every device continues with the mean and its own local parameters.
-        models = with_same_head(result.states, result.aggregate.pseudo_gradient)
+        models = with_same_head(result.states, result.combined)
         return models, client_states, result.metrics
 
     size = head_bytes(groups)

@@ -25,9 +25,10 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.local_training import LocalTraining, check_training, lasting_state, train_client
+from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
+from fedcodist.core.optimizer_factories import lasting_state
 from fedcodist.distillation.validation import VALIDATION, validation_indices
 
 PyTree = Any

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import batches, keys
 from fedcodist.core.checks import check_integer
+from fedcodist.core.communication import Communication, scores_communication
 from fedcodist.core.inputs import Round
 from fedcodist.core.shuffling import permuted_positions
 
@@ -44,6 +45,12 @@ def checked_size(open_examples: OpenExamples) -> int:
             f"got {open_examples.open_size}."
         )
     return open_examples.open_size
+
+
+def open_communication(open_examples: OpenExamples, num_classes: int) -> Communication:
+    """The bytes of a round in which parties and server exchange scores of the open examples."""
+    is_drawn = open_examples.open_size is not None
+    return scores_communication(checked_size(open_examples), num_classes, is_drawn)
 
 
 def drawing(

@@ -33,8 +33,9 @@ from fedcodist.core.for_each_client import Execution, dealing_order, for_each_cl
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
 from fedcodist.core.local_training import TrainedClient
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
-from fedcodist.core.model import Model, Variables, is_finite
+from fedcodist.core.model import Model, Variables
 from fedcodist.core.padding_checks import of_clients
+from fedcodist.core.trees import is_finite
 
 PyTree = Any
 # (the party's model, message, its state, data, key) -> PartyResult
@@ -47,8 +48,9 @@ class PartyResult(NamedTuple):
     """What one party returns.
 
     Attributes:
-      state: the party's new state: its model, and more in some methods.
-      metrics: dict of scalars; `party_metrics` makes those that every method has.
+      state: the party's new state: its model, and more in some methods. None if the pass does not change
+        it; the pass's `states` then hold None.
+      metrics: dict of scalars or vectors; `party_metrics` makes those that every method has.
       sends: pytree that is multiplied by `weight` and summed over parties; only the sum is used.
       weight: scalar weight of `sends`.
       reports: pytree that is not summed but kept for each party, such as predictions for neighbours.
@@ -67,13 +69,13 @@ class PartiesResult(NamedTuple):
     """The results of all parties.
 
     Attributes:
-      aggregate: the result of `reduce` on all `sends`; a weighted mean is in `pseudo_gradient`.
+      combined: what `reduce` makes of all `sends`; by default their weighted mean.
       states: architecture -> the parties' new states, leaves [group, ...].
       reports: architecture -> the parties' reports, leaves [group, ...].
       metrics: `<party>/<name>` -> scalar.
     """
 
-    aggregate: Aggregate
+    combined: PyTree
     states: dict[str, PyTree]
     reports: dict[str, PyTree]
     metrics: dict[str, jax.Array]
@@ -113,7 +115,7 @@ def assemble(
         init=init,
         client_states={},
         select=lambda round, key: everybody(groups, select_examples(round, key)),
-        round=round_ if server is None else _telling_of(server, round_, communication),
+        round=round_ if server is None else _with_finite_server(server, round_, communication),
         predictors={**party_predictors(groups, variables), **other_predictors},
         communication=communication,
         num_clients=num_clients(groups),
@@ -122,7 +124,7 @@ def assemble(
     )
 
 
-def _telling_of(
+def _with_finite_server(
     server: Callable[[PyTree], PyTree], round_: Callable[..., AfterRound], parties: Iterable[str]
 ) -> Callable[..., AfterRound]:
     """The round, whose metrics also tell whether what the server keeps is finite."""
@@ -131,8 +133,9 @@ def _telling_of(
         state: PyTree, client_states: PyTree, round: Round, hyper: PyTree
     ) -> AfterRound:
         state, client_states, metrics = round_(state, client_states, round, hyper)
-        kept = is_finite(server(state))
-        return state, client_states, metrics | {f"{name}/finite_model": kept for name in parties}
+        is_server_finite = is_finite(server(state))
+        finite_models = {f"{name}/finite_model": is_server_finite for name in parties}
+        return state, client_states, metrics | finite_models
 
     return round_and_server
 
@@ -249,7 +252,7 @@ def run_parties(
             for party in parties
         }
     return PartiesResult(
-        aggregate,
+        aggregate.pseudo_gradient,
         {name: state for name, (state, _) in kept.items()},
         {name: reports for name, (_, reports) in kept.items()},
         by_party,
@@ -358,8 +361,8 @@ def _client_update(
 
     `state` is (the party's state, None), of the same form as the result's (state, reports).
     """
-    own, _ = state
-    result = update(model, message, own, data, key)
+    party_state, _ = state
+    result = update(model, message, party_state, data, key)
     metrics = result.metrics
     if "finite" in metrics:
         sent = is_finite((result.sends, result.reports))

@@ -18,9 +18,10 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import LayerOutputs, logits_of
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, check_training
+from fedcodist.core.local_training import LocalTraining, check_training
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.models.headed import check_heads, embedding_of
 
 PyTree = Any

@@ -23,8 +23,8 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import OptimizerFactory, check_factory
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any
@@ -122,7 +122,7 @@ def learn_from_others(
             return run_parties(groups, update, message, parties, round, key, execution, reduce)
 
         answers = run(answer, batch)
-        mean = answers.aggregate.pseudo_gradient
+        mean = answers.combined
         return run(learn, (batch, mean)).states, answers.metrics
 
     optimizer = public.optimizer(hyper.public_learning_rate)

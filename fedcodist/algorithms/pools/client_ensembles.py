@@ -83,7 +83,7 @@ def with_client_ensembles(
     names = list(plain.client_states)
     pool = check_pool("pool", pool)
     check_client_ensembles("measured", measured, pool, num_models=len(names))
-    state = jax.eval_shape(plain.init, jax.eval_shape(lambda: jax.random.key(0)))
+    state = jax.eval_shape(plain.init, keys.key_shape())
     if not isinstance(state, FedSDDState):
         raise ValueError(
             f"measured must be empty for {plain.name}: FedSDD alone has these ensembles."

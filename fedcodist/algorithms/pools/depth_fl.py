@@ -23,7 +23,7 @@ from fedcodist.algorithms.pools.levels import (
     always,
     level_method,
     mean_and_owners,
-    of_level,
+    naming_level,
     part_of_leaves,
 )
 from fedcodist.algorithms.pools.pool import Pool
@@ -34,11 +34,12 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.distillation.loop import kl_divergence, softened_target
+from fedcodist.distillation.divergences import kl_divergence, softened_target
 
 PyTree = Any
 
@@ -104,7 +105,7 @@ def depth_fl(
     pools, parts = {}, {}
     for level, settings in levels.items():
         # A level has the first blocks of the whole network, and their exits.
-        with of_level(level):
+        with naming_level(level):
             part = part_of_leaves(shapes, variable_shapes(settings.model).params)
         parts[level] = always(part)
         update = _client_update(settings.model, training)

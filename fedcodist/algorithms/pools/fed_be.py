@@ -30,6 +30,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.ensembles import (
+    ENSEMBLE,
     Ensemble,
     concatenated,
     dirichlet_samples,
@@ -48,7 +49,6 @@ from fedcodist.distillation.loop import (
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 
 PyTree = Any
-ENSEMBLE = "ensemble"
 SAMPLINGS = ("gaussian", "dirichlet")
 
 
@@ -210,7 +210,7 @@ def mean_of_all(
     """The unweighted mean probabilities [batch, classes] over the teachers of all pools."""
     count = sum(ensemble.weights.size for ensemble in ensembles.values())
     shares = [
-        ensemble.weights.size / count * jnp.exp(mean_probabilities(models[name], ensemble)(batch))
+        ensemble.weights.size / count * mean_probabilities(models[name], ensemble)(batch)
         for name, ensemble in ensembles.items()
     ]
     return jnp.sum(jnp.stack(shares), axis=0)

@@ -37,16 +37,13 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model
-from fedcodist.distillation.ensembles import Ensemble, mean_logits
+from fedcodist.distillation.divergences import softened, softened_target
+from fedcodist.distillation.ensembles import ENSEMBLE, Ensemble, mean_logits_of_all
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
-    Teacher,
     check_distillation,
     divergence_of,
-    softened,
-    softened_target,
     unlabelled_indices,
 )
 from fedcodist.distillation.validation import (
@@ -141,23 +138,15 @@ def fed_df(
         starts = {name: pool.method.variables(state[name]) for name, pool in pools.items()}
 
         # All students learn from one target, softmax(mean of all teachers' logits / T).
-        summed = {
-            name: _summed(models[name], Ensemble(trained.members[name], weights[name]))
-            for name in pools
-        }
-        num_teachers = sum(jnp.sum(of_pool) for of_pool in weights.values())
-
-        def targets(student: str, logits: Mapping[str, Any]) -> jax.Array:
-            return softened_target(sum(logits.values()) / num_teachers, hyper.temperature)
-
+        ensembles = {name: Ensemble(trained.members[name], weights[name]) for name in pools}
         divergence = divergence_of(distillation)
         students, metrics = distill_validated(
             validation,
             accuracy,
             models=models,
             students=starts,
-            teachers=summed,
-            targets=targets,
+            teachers={ENSEMBLE: mean_logits_of_all(models, ensembles)},
+            targets=lambda _, logits: softened_target(logits[ENSEMBLE], hyper.temperature),
             unlabelled=round.inputs.examples[UNLABELLED],
             key=keys.derive(round.key, "distillation", round.index),
             learning_rates=dict.fromkeys(pools, hyper.learning_rate),
@@ -173,10 +162,3 @@ def fed_df(
     if validation is not None:
         data_set_sizes[VALIDATION] = validation.data.num_examples
     return assemble("fed_df", pools, columns, hyper, round_, select_examples, data_set_sizes)
-
-
-def _summed(model: Model, ensemble: Ensemble) -> Teacher:
-    """The sum of the members' logits; not the mean, since pools have different numbers of teachers."""
-    mean, total = mean_logits(model, ensemble), jnp.sum(ensemble.weights)
-    # If all clients of a pool are dropped their mean is NaN.
-    return lambda batch: jnp.where(total > 0, total * mean(batch), 0)

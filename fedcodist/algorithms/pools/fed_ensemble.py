@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
-    ENSEMBLE,
     MAIN,
     first_models,
     groups_of,
@@ -27,7 +26,7 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import ClientModels, FederatedAlgorithm
-from fedcodist.distillation.ensembles import ensemble_predictor, equal_weights
+from fedcodist.distillation.ensembles import ENSEMBLE, ensemble_predictor, equal_weights
 
 PyTree = Any
 
@@ -97,7 +96,13 @@ def fed_ensemble(
 
     same = lambda hyper: dict.fromkeys(groups, hyper)
     algorithm = assemble(
-        "fed_ensemble", groups, columns, pool.method.hyper, round_, hyper_of_methods=same
+        "fed_ensemble",
+        groups,
+        columns,
+        pool.method.hyper,
+        round_,
+        hyper_of_methods=same,
+        select=select,
     )
     # The ensemble predicts with the mean of all models' logits.
     members = lambda models: equal_weights(stacked_models(groups, models))
@@ -107,7 +112,6 @@ def fed_ensemble(
     )
     return algorithm._replace(
         init=functools.partial(first_models, groups),
-        select=select,
         predictors={**algorithm.predictors, ENSEMBLE: ensemble},
         client_models={MAIN: of_clients},
     )

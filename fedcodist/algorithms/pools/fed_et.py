@@ -28,8 +28,8 @@ from fedcodist.core.inputs import Round
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.distillation.divergences import KL
 from fedcodist.distillation.loop import (
-    KL,
     UNLABELLED,
     Distillation,
     Teacher,

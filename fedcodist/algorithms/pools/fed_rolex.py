@@ -23,9 +23,10 @@ from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, single_model
 from fedcodist.core.model import Model
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 
 WHOLE = "global_model"  # the whole network's name in tables

@@ -11,7 +11,6 @@ import jax
 import optax
 
 from fedcodist.algorithms.pools.grouped_models import (
-    ENSEMBLE,
     MAIN,
     drawn_groups,
     first_models,
@@ -36,7 +35,8 @@ from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
-from fedcodist.distillation.ensembles import Ensemble, ensemble_predictor, mean_logits
+from fedcodist.distillation.divergences import softened, softened_target
+from fedcodist.distillation.ensembles import ENSEMBLE, Ensemble, ensemble_predictor, mean_logits
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
@@ -44,8 +44,6 @@ from fedcodist.distillation.loop import (
     check_distillation,
     distill,
     divergence_of,
-    softened,
-    softened_target,
     unlabelled_indices,
 )
 
@@ -202,11 +200,11 @@ def fed_sdd(
         servers=lambda state: state.models,
         hyper_of_methods=lambda hyper: dict.fromkeys(groups, hyper.method),
         drawn={MAIN: pool},
+        select=select,
     )
     ensemble = ensemble_predictor(method.model, buffer_ensemble)
     return algorithm._replace(
         init=init,
-        select=select,
         predictors={**algorithm.predictors, ENSEMBLE: ensemble},
         # Clients predict with the main model, whichever model they train.
         client_models={MAIN: algorithm.client_models[MAIN]},

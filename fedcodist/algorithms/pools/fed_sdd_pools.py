@@ -13,7 +13,6 @@ import optax
 
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, distilled_students
 from fedcodist.algorithms.pools.grouped_models import (
-    ENSEMBLE,
     MAIN,
     drawn_groups,
     first_models,
@@ -37,7 +36,12 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Variables
-from fedcodist.distillation.ensembles import Ensemble, ensembles_predictor, mean_logits_of_all
+from fedcodist.distillation.ensembles import (
+    ENSEMBLE,
+    Ensemble,
+    ensembles_predictor,
+    mean_logits_of_all,
+)
 from fedcodist.distillation.loop import (
     UNLABELLED,
     Distillation,
@@ -178,10 +182,10 @@ def fed_sdd_pools(
             group: hyper.methods[name] for name, parts in groups.items() for group in parts
         },
         drawn=pools,
+        select=select,
     )
     return algorithm._replace(
         init=functools.partial(first_state, groups, rounds_kept),
-        select=select,
         predictors={
             **algorithm.predictors,
             ENSEMBLE: ensembles_predictor(models, buffer_ensembles),

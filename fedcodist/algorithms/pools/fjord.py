@@ -26,7 +26,7 @@ from fedcodist.algorithms.pools.levels import (
     always,
     level_method,
     mean_and_owners,
-    of_level,
+    naming_level,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
@@ -36,11 +36,12 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory, train_client
+from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
-from fedcodist.distillation.loop import kl_divergence, softened, softened_target
+from fedcodist.distillation.divergences import kl_divergence, softened, softened_target
 from fedcodist.models.submodels import chain_units, counts_of, with_first_units
 
 PyTree = Any
@@ -107,7 +108,7 @@ def fjord(
     networks: dict[str, Model] = {}
     parts: dict[str, PartOf] = {}
     for level, settings in levels.items():
-        with of_level(level):
+        with naming_level(level):
             part_at, networks[level] = part_of_level(model, settings.model, layers, scaled=False)
         parts[level] = always(part_at(0))
     widths = _widths(model, networks, layers)

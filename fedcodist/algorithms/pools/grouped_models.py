@@ -25,7 +25,7 @@ from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.model import Variables
 
 PyTree = Any
-MAIN, ENSEMBLE = "main", "ensemble"
+MAIN = "main"
 
 
 def group_sizes_of(cohort: int, num_models: int, sizes: Sequence[int] | None) -> list[int]:

@@ -19,16 +19,17 @@ from fedcodist.algorithms.pools.levels import (
     algorithm_of_levels,
     level_method,
     mean_and_owners,
-    of_level,
+    naming_level,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import Downlink
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_columns, check_several
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.local_training import LocalTraining, OptimizerFactory
+from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, check_stateless
+from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 
 
@@ -156,7 +157,7 @@ def pools_of_levels(
     """
     pools, parts = {}, {}
     for level, settings in levels.items():
-        with of_level(level):
+        with naming_level(level):
             part_at, network = part_of_level(
                 whole.model, settings.model, layers, adjustments.scaled
             )

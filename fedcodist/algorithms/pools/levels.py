@@ -85,7 +85,7 @@ def always(part: Part) -> PartOf:
 
 
 @contextlib.contextmanager
-def of_level(level: str) -> Iterator[None]:
+def naming_level(level: str) -> Iterator[None]:
     """Puts the level's name before messages of ValueErrors."""
     try:
         yield
@@ -189,11 +189,11 @@ def mean_of_owners(
             aggregate.pseudo_gradient,
             aggregate.extra,
         )
-        of_level = jax.tree.map(jnp.multiply, aggregate.pseudo_gradient, held)
+        weighted_sum = jax.tree.map(jnp.multiply, aggregate.pseudo_gradient, held)
         add = lambda tree, part, level=level: jax.tree.map(
             jnp.add, tree, parts[level].put_back(part)
         )
-        total, owners = add(total, of_level), add(owners, held)
+        total, owners = add(total, weighted_sum), add(owners, held)
     return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, owners)
 
 

@@ -171,8 +171,8 @@ def _check_teachers(codistillation: CodistillationHyper) -> None:
         if hyper.interpolation == 1 and not hyper.label_interpolation:
             raise ValueError(
                 f"teaching[{name!r}].interpolation must be below 1, got {hyper.interpolation}: a "
-                "student that is its own only teacher goes nowhere, and what rounding leaves would be "
-                "rescaled to the pseudo-gradient."
+                "student that learns only from itself does not move, and its rounding error would be "
+                "scaled up to the norm of the pseudo-gradient."
             )
 
 

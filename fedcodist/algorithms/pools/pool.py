@@ -25,7 +25,8 @@ from fedcodist.core.method import (
     fine_tuned_models,
     single_model,
 )
-from fedcodist.core.model import Variables, is_finite
+from fedcodist.core.model import Variables
+from fedcodist.core.trees import is_finite
 
 PyTree = Any
 
@@ -64,9 +65,12 @@ def assemble(
     data_set_sizes: Mapping[str, int] = {},
     servers: Callable[[PyTree], Mapping[str, PyTree]] = lambda state: state,
     has_server: bool = True,
-    hyper_of_methods: Callable[[PyTree], Mapping[str, PyTree]] | None = None,
+    hyper_of_methods: Callable[[Any], Mapping[str, PyTree]] = lambda hyper: getattr(
+        hyper, "methods", hyper
+    ),
     drawn: Mapping[str, Pool] | None = None,
     num_rounds: int | None = None,
+    select: Callable[[jax.Array, jax.Array], Selection] | None = None,
 ) -> FederatedAlgorithm:
     """Makes an algorithm from pools and a function of one round.
 
@@ -81,9 +85,9 @@ def assemble(
         of `hyper`, or else `hyper` itself.
       drawn: the pools whose cohorts are drawn independently, if `pools` are groups of these cohorts.
       num_rounds: the most rounds of a run, if a schedule was made for so many. Methods may have less.
+      select: FederatedAlgorithm.select, for servers that deal cohorts to their models. By default every
+        pool draws its own, beside `select_examples`.
     """
-    hyper_of = hyper_of_methods or _hyper_of_methods
-
     check_columns("columns", columns)
     _check_names_of_models(pools)
     lengths = [num_rounds, *(pool.method.num_rounds for pool in pools.values())]
@@ -102,7 +106,7 @@ def assemble(
             metrics | {f"{n}/finite_model": is_finite(m) for n, m in models.items()},
         )
 
-    def select(round: jax.Array, key: jax.Array) -> Selection:
+    def cohort_of_each(round: jax.Array, key: jax.Array) -> Selection:
         clients = {n: _drawn(n, pool, round, key) for n, pool in pools.items()}
         return Selection(clients, select_examples(round, key))
 
@@ -112,6 +116,7 @@ def assemble(
     def personal(n: str, method: FederatedMethod) -> dict[str, PersonalModel]:
         return _personal_models(n, method, lambda state: servers(state)[n])
 
+    select = select or cohort_of_each
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
@@ -129,7 +134,9 @@ def assemble(
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},
-        client_models={n: client_models(n, pool, servers, hyper_of) for n, pool in pools.items()},
+        client_models={
+            n: client_models(n, pool, servers, hyper_of_methods) for n, pool in pools.items()
+        },
         privacy={
             n: cohorts._replace(select=select)
             for n, cohorts in private_cohorts(pools if drawn is None else drawn).items()
@@ -178,10 +185,6 @@ def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
     }
 
 
-def _hyper_of_methods(hyper: Any) -> Mapping[str, PyTree]:
-    return getattr(hyper, "methods", hyper)
-
-
 def client_models(
     name: str,
     pool: Pool,
@@ -209,8 +212,8 @@ def client_models(
     def fine_tuned(
         state: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
     ) -> dict[str, Variables]:
-        server, own = servers(state)[name], hyper_of_methods(hyper)[name]
-        models = fine_tuned_models(method, server, client_state, data, key, own)
+        server, hyper_of_pool = servers(state)[name], hyper_of_methods(hyper)[name]
+        models = fine_tuned_models(method, server, client_state, data, key, hyper_of_pool)
         return {f"{called[one]}{FINE_TUNED}": model for one, model in models.items()}
 
     networks = {SHARED_MODEL: method.model}
@@ -258,14 +261,13 @@ def check_pools(pools: Mapping[str, Pool], called: str = "pools") -> dict[str, P
 def check_pool(where: str, pool: Pool) -> Pool:
     """The pool with sorted clients. Raises ValueError or TypeError that begins with `where`."""
     clients = check_clients(f"{where}.clients", pool.clients)
-    if not isinstance(pool.cohort_size, int | np.integer):
+    if not isinstance(pool.cohort_size, int | np.integer) or isinstance(pool.cohort_size, bool):
         check_integer(f"{where}.cohort_size", pool.cohort_size, low=1)
     if not 1 <= pool.cohort_size <= clients.size:
         raise ValueError(
             f"{where}.cohort_size must be between 1 and the pool's {clients.size} clients, got "
             f"{pool.cohort_size}."
         )
-    check_integer(f"{where}.cohort_size", pool.cohort_size, low=1)
     if pool.method.num_clients not in (None, clients.size):
         raise ValueError(
             f"{where}.method must be told of the pool's {clients.size} clients, its num_clients is "
@@ -317,7 +319,7 @@ def _check_bands(where: str, pool: Pool, bands: int) -> None:
 
 def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]:
     """The pools. Raises ValueError for Poisson cohorts, in methods with a fixed number of clients."""
-    return {pool: check_fixed_cohort("pools", name, own) for pool, own in pools.items()}
+    return {each: check_fixed_cohort("pools", name, pool) for each, pool in pools.items()}
 
 
 def check_fixed_cohort(where: str, name: str, pool: Pool) -> Pool:

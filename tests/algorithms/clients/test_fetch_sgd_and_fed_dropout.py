@@ -26,8 +26,8 @@ from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen, parameter_count
-from fedcodist.core.trees import named_leaves
+from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP

@@ -266,7 +266,7 @@ ALONE = np.array([[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]])
         (lambda: decentralised_fed_avg(GROUPS, 3, ALONE), "in decentralised_fed_avg, client 3 has"),
         (
             lambda: decentralised_fed_avg(GROUPS, 3, CHANGING[:2]),
-            "run's 3 times, it changes over 2",
+            "run's 3 rounds, it has those of 2",
         ),
         (lambda: call(graphs.complete(5)), "an edge from 0 to 4"),
         (

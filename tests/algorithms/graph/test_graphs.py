@@ -106,7 +106,7 @@ ALONE = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         ),
         (
             lambda: graphs.over_time(np.stack([graphs.complete(3)] * 4), 5),
-            "each of the run's 5 times, it changes over 4 only",
+            "each of the run's 5 rounds, it has those of 4",
         ),
         (lambda: graphs.islands(5, 2), "size must divide the 5 clients, got 2"),
         (lambda: graphs.directed_cycle(1), "num_clients must be at least 2"),

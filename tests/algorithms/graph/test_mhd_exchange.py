@@ -155,7 +155,7 @@ def test_other_seeds_exchange_otherwise_and_the_same_one_does_not():
 
 def test_a_graph_that_is_too_short_is_one_clear_line():
     graph = np.stack([graphs.complete(3)] * 4)
-    with pytest.raises(ValueError, match="each of the run's 5 times, it changes over 4 only"):
+    with pytest.raises(ValueError, match="each of the run's 5 rounds, it has those of 4"):
         exchange_schedule(groups_of("aaa"), graph, 2, 5, seed=0)
     with pytest.raises(ValueError, match="checkpoints_per_client must be at least 1"):
         exchange_schedule(groups_of("aaa"), graph, 0, 4, seed=0)

@@ -749,7 +749,7 @@ ISLAND = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
         (lambda: mhd(alike(clients=3), graphs.complete(4)), "an edge from 0 to 3"),
         (
             lambda: mhd(alike(clients=3), np.stack([graphs.complete(3)] * 4)),
-            "each of the run's 5 times, it changes over 4 only",
+            "each of the run's 5 rounds, it has those of 4",
         ),
         (
             lambda: mhd(

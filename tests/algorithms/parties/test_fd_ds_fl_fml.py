@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, sharpened
+from fedcodist.algorithms.parties.ds_fl import DSFLHyper, ds_fl, entropy_reduction
 from fedcodist.algorithms.parties.fd import FDHyper, FDVariant, LabelMeans, fd, of_others
 from fedcodist.algorithms.parties.fml import MEME, OWN, FMLHyper, both, fml, mutual_loss
 from fedcodist.algorithms.parties.groups import PartyGroup
@@ -314,10 +314,10 @@ def test_sharpening_lowers_the_entropy_of_peaked_probabilities(classes, peak):
     """At T = 0.1 the mean is sharpened; at a large T it becomes uniform."""
     mean = np.full(classes, (1 - peak) / (classes - 1))
     mean[-1] = peak
-    found = np.asarray(sharpened(jnp.asarray(mean), 0.1))
+    found = np.asarray(entropy_reduction(jnp.asarray(mean), 0.1))
     assert entropy(found) < entropy(mean)
     np.testing.assert_allclose(found.sum(), 1, rtol=1e-6)
-    flat = np.asarray(sharpened(jnp.asarray(mean), 1e9))
+    flat = np.asarray(entropy_reduction(jnp.asarray(mean), 1e9))
     np.testing.assert_allclose(flat, 1 / classes, rtol=1e-6)
 
 

@@ -576,7 +576,7 @@ def test_a_round_sends_scores_and_then_nothing(monkeypatch):
 
     def watched(*arguments):
         result = real(*arguments)
-        sums.append(jax.tree.map(lambda leaf: leaf.shape, result.aggregate.pseudo_gradient))
+        sums.append(jax.tree.map(lambda leaf: leaf.shape, result.combined))
         assert not jax.tree.leaves(result.reports)
         return result
 

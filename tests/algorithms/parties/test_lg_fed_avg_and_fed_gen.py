@@ -14,7 +14,6 @@ from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.head_generator import Generator
 from fedcodist.algorithms.parties.lg_fed_avg import LGFedAvgHyper, lg_fed_avg
 from fedcodist.algorithms.parties.party import PartiesResult
-from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Inputs, Round
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
@@ -322,7 +321,7 @@ def test_the_generator_has_another_key_in_every_round(monkeypatch):
 
     module = "fedcodist.algorithms.parties.fed_gen"
     monkeypatch.setattr(f"{module}.train_generator", watched)
-    none = PartiesResult(Aggregate(head, {}, jnp.ones(())), {}, {}, {})
+    none = PartiesResult(head, {}, {}, {})
     monkeypatch.setattr(f"{module}.run_parties", lambda *_: none)
     algorithm = ALGORITHMS["gen"]()
     state = FedGenState({}, None, None, jnp.ones(CLASSES) / CLASSES)

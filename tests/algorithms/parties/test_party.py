@@ -83,8 +83,7 @@ def run_once(reduce=None):
 def test_what_is_sent_is_a_mean_and_what_is_reported_is_kept_apart():
     found = run_once()
     expected = (1 * 5 + 2 * 2 + 3 * 7) / (1 + 2 + 3)
-    np.testing.assert_allclose(found.aggregate.pseudo_gradient["size"], expected, rtol=1e-6)
-    assert found.aggregate.weight == 6
+    np.testing.assert_allclose(found.combined["size"], expected, rtol=1e-6)
     np.testing.assert_array_equal(found.reports["pair"]["tenfold"], [10, 30])
     np.testing.assert_array_equal(found.reports["single"]["tenfold"], [20])
     np.testing.assert_array_equal(found.states["pair"], [2, 4])
@@ -96,7 +95,7 @@ def test_what_is_sent_is_a_mean_and_what_is_reported_is_kept_apart():
 
 
 def test_sums_are_not_divided():
-    assert run_once(sums()).aggregate.pseudo_gradient["size"] == 1 * 5 + 2 * 2 + 3 * 7
+    assert run_once(sums()).combined["size"] == 1 * 5 + 2 * 2 + 3 * 7
 
 
 def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
@@ -112,9 +111,7 @@ def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
 
     reduce = weighted_mean()._replace(prepare=prepare, finalize=finalize)
     found, again = run_once(reduce), run_once(reduce)
-    jax.tree.map(
-        np.testing.assert_array_equal, found.aggregate.pseudo_gradient, run_once().aggregate[0]
-    )
+    jax.tree.map(np.testing.assert_array_equal, found.combined, run_once().combined)
     assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
     assert found.metrics == again.metrics
 

@@ -26,7 +26,7 @@ from fedcodist.algorithms.pools.fed_be import fed_be
 from fedcodist.algorithms.pools.fed_df import FedDFHyper, FedDFValidation, fed_df
 from fedcodist.algorithms.pools.fed_df_validation import without_worst_clients
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
-from fedcodist.algorithms.pools.grouped_models import ENSEMBLE, MAIN
+from fedcodist.algorithms.pools.grouped_models import MAIN
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import TrainedPools
@@ -37,7 +37,7 @@ from fedcodist.core.inputs import Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.ensembles import without_worst
+from fedcodist.distillation.ensembles import ENSEMBLE, without_worst
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP

@@ -12,11 +12,11 @@ from round_stand_ins import rounds_of_students
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, FedSDDTeaching, fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import FedSDDPoolsHyper, fed_sdd_pools
-from fedcodist.algorithms.pools.grouped_models import ENSEMBLE
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.distillation.ensembles import ENSEMBLE
 from fedcodist.distillation.loop import UNLABELLED, Distillation
 from fedcodist.privacy.private import private
 from fedcodist.run.programs import AXIS, build_programs, replicate
