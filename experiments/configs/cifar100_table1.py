@@ -11,6 +11,11 @@ clients that can train the large model. A run is "method,examples" or "method,ex
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_table1.py \
         --only "*,4700*" --workdir runs/cifar100_table1 --config.seeds=3
 
+The paper states neither its crop nor its initial weights. Here crops of 24x24 are drawn for each image,
+and pixels are normalised by channel. FedJAX draws one crop for a batch, and standardises each image of
+24x24 by itself. Kernels start from Flax's `lecun_normal`, which is 1.137 times as wide as Haiku's
+default (`fedcodist.models.cnn.HAIKU_KERNELS`).
+
 Settings were tuned on held-out clients: dropout and learning rates of clients and servers by
 cifar100_regularisation.py, the methods' own settings by cifar100_tuning.py.
 
@@ -78,6 +83,7 @@ def get_config(run: str = "merged_codistillation,4700,in_domain") -> ConfigDict:
     )
     config.training = defaults.adaptive_training()
     teaching = TEACHING.get(method, {})
+    # The paper has one learning rate of clients for both pools. Here each pool has its own.
     config.pools = dict(
         small=defaults.codistilled_pool(
             network("small", "flat"),
