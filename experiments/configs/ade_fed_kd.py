@@ -19,11 +19,13 @@ The teacher is an encoder of four layers of width 128, the student one of two la
 file's first layers. `fed_kd,smaller` has a student of one layer. `fed_kd,text_cnn` has the network of
 the paper's table 5, of which only the embeddings come from the file; there are also `text_lstm`, both
 with attentive pooling (`text_cnn_attention`, `text_lstm_attention`), and `text_self_attention`.
-`fed_avg,text_cnn` averages this network, and so on. As in the paper, embedding tables keep the file's
-values and are neither trained nor sent. This leaves 819,602 and 423,058 parameters. With
-`--config.data.frozen_tables=False` the tables are parameters too, and no file is needed. The sizes of
-FetchSGD and Federated Dropout are for frozen tables: about 25 % (and the model once) and 60 % of
-FedAvg's bytes. A client of Federated Dropout has one of two heads in each layer and 323 inner neurons of
+`fed_avg,text_cnn` averages this network, and so on. These runs have four clients, who see the sentences
+with an effect twice. In the paper's table these networks are trained centrally, and see them nine times.
+
+As in the paper, embedding tables keep the file's values and are neither trained nor sent. This leaves
+819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` the tables are parameters too,
+and no file is needed. The sizes of FetchSGD and Federated Dropout are for frozen tables: about 25 % (and
+the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two heads in each layer and 323 inner neurons of
 512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its rounds, without
 dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
 """
@@ -72,7 +74,7 @@ def get_config(run: str = "fed_kd") -> ConfigDict:
             seed=0,
             encoder=config_dict.placeholder(str),
             frozen_tables=True,
-            positive_copies=2,
+            positive_copies=2,  # paper: 2 for language models, 9 for the other networks
         )
     config.training.batch_size = 64
     main = config.pools.main

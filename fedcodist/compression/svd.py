@@ -60,10 +60,11 @@ def svd(
 
     A tensor [..., n] is a matrix of n columns, so a convolution's kernel has a column per filter. Its
     rank is the least that keeps a share T of the energy, the sum of squared singular values (FedKD,
-    equation 8, https://arxiv.org/abs/2108.13323). T changes from `start` to `end` over the rounds
-    (equation 9). Factors are sent if they have fewer values than the tensor, P K + K + K Q < P Q.
-    Otherwise the tensor is sent undecomposed. So are vectors, and all tensors at T = 1 but those
-    of zeros, of which nothing is sent.
+    equation 8, https://arxiv.org/abs/2108.13323). T changes from `start` to `end` (equation 9).
+    Here it changes per round, with t = (round + 1) / rounds, as in the authors' code. Equation 9, read
+    literally, counts training steps. Factors are sent if they have fewer values than the tensor,
+    P K + K + K Q < P Q. Otherwise the tensor is sent undecomposed. So are vectors, and all tensors at
+    T = 1 but those of zeros, of which nothing is sent.
 
     Tensors with values that are not finite are sent undecomposed, so that the receiver sees them.
     Tensors of 16 bits are decomposed in float32. Their factors are rounded to 16 bits, so the energy
@@ -151,7 +152,7 @@ def check_thresholds(start: float, end: float) -> None:
 
 
 def threshold(start: float, end: float, progress: Progress) -> jax.Array:
-    """T(t) = T_start + (T_end - T_start) t, where t is the share of the training that is done.
+    """T(t) = T_start + (T_end - T_start) t, where t is the share of the rounds that is done.
 
     It is computed as a weighted mean, so it is exactly `end` at t = 1, and exactly 1 if both are 1.
     """

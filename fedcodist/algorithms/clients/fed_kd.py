@@ -9,9 +9,10 @@ On each batch, with D = L_t^task + L_s^task,
     L_s = L_s^task + KL(teacher || student) / D + L^h / D
 
 L^h is the sum of mean squared distances over aligned layers: between W^h times the student's hidden
-state and the teacher's hidden state, and between attention maps. D is differentiated, as the paper
-writes it. This multiplies the gradient of a model's task loss by 1 - (KL + L^h) / D^2;
-`MutualLosses.detach_normaliser` explains when this matters, and turns it off.
+state and the teacher's hidden state, and between attention maps. D is differentiated: this is the
+formula read literally, and the paper does not say whether D gets a gradient. It multiplies the gradient
+of a model's task loss by 1 - (KL + L^h) / D^2; `MutualLosses.detach_normaliser` explains when this
+matters, and turns it off.
 """
 
 import functools

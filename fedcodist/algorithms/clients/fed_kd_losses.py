@@ -14,7 +14,7 @@ from fedcodist.core.model import Batch, Model
 
 
 class MutualLosses(NamedTuple):
-    """How teacher and student learn from each other; by default as the paper writes it.
+    """How teacher and student learn from each other; by default the paper's formulas, read literally.
 
     Attributes:
       adaptive: how to compute the divisor D = L_t^task + L_s^task of L^d and L^h: 'batch' from the mean
@@ -24,8 +24,9 @@ class MutualLosses(NamedTuple):
         layer reads, from the student's hidden states to the teacher's; 'identity' is no map (the code).
       detach_targets: whether a model gets only the gradient of its own loss, L_t or L_s. If false, it
         gets that of L_t + L_s, so also the gradient as the other's target, and L^h twice (the code).
-      detach_normaliser: whether D gets no gradient. As the paper writes it, D gets one. The gradient of
-        the task's loss in L_t = L_t^task + (L^d + L^h) / D is then multiplied by
+      detach_normaliser: whether D gets no gradient. Read literally, the formula gives D one; the paper
+        does not say so. The gradient of the task's loss in L_t = L_t^task + (L^d + L^h) / D is then
+        multiplied by
 
             1 - (L^d + L^h) / D^2,
 
