@@ -25,9 +25,10 @@ with an effect twice. In the paper's table these networks are trained centrally,
 As in the paper, embedding tables keep the file's values and are neither trained nor sent. This leaves
 819,602 and 423,058 parameters. With `--config.data.frozen_tables=False` the tables are parameters too,
 and no file is needed. The sizes of FetchSGD and Federated Dropout are for frozen tables: about 25 % (and
-the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two heads in each layer and 323 inner neurons of
-512. FetchSGD takes a plain gradient of a twentieth of the examples in each of its rounds, without
-dropout. Its learning rate is tuned (results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
+the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two heads in each
+layer and 323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the examples in
+each of its rounds, without dropout. Its learning rate is tuned
+(results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not.
 """
 
 from ml_collections import ConfigDict, config_dict
