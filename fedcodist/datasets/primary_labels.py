@@ -65,8 +65,9 @@ def primary_label_skew(
 ) -> list[np.ndarray]:
     """Deals examples to clients, with weight 1 + s where the label is primary for a client, else 1.
 
-    With s = 0 the data are iid; the larger s, the fewer examples of other labels a client has. Examples
-    of a label that is primary for no client go to all clients with the same probability.
+    The weight 1 + s is from memory of MHD's paper, and we could not check it there. With s = 0 the data
+    are iid; the larger s, the fewer examples of other labels a client has. Examples of a label that is
+    primary for no client go to all clients with the same probability.
 
     Args:
       labels: int [examples], in 0 .. labels - 1.
