@@ -45,7 +45,7 @@ BASELINES = {
 # The number of heads and both weights, where a run does not vary them. In runs of this length with the
 # weight 3, three heads make the main head worse: 3 % on held-out images, and 12 % with the weight 1.
 HEADS, EMBEDDING_WEIGHT, HEAD_WEIGHT = 3, 1.0, 1.0
-# The paper's grids are 0, 1, 3 and 0, 1, 3, 10; that the second is of the heads is not verified.
+# The paper's grids are 0, 1, 3 and 0, 1, 3, 10. We could not verify that the second is the heads'.
 EMBEDDING_WEIGHTS, HEAD_WEIGHTS = (0, 1, 3), (0, 0.3, 1, 3)
 GRAPHS = {
     "islands": dict(name="islands", size=2),
