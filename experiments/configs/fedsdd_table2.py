@@ -20,8 +20,8 @@ fedsdd_scaled.py is for a CPU.
 
 The data come from `datasets/cifar10/prepare.py`, `datasets/cifar100/prepare.py` with all clients in
 training, and `datasets/imagenet32/prepare.py`. Settings that the paper leaves open are marked as
-choices. Expected from the paper, ResNet-20, CIFAR-10, 0.1: FedAvg 78.7 %, FedSDD with R = 4 82.2 %. All
-its numbers are in experiments/studies/fed_sdd/paper_tables.csv.
+choices, those that we know of. Expected from the paper, ResNet-20, CIFAR-10, 0.1: FedAvg 78.7 %, FedSDD
+with R = 4 82.2 %. All its numbers are in experiments/studies/fed_sdd/paper_tables.csv.
 """
 
 from typing import NamedTuple
@@ -76,7 +76,9 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         folder=TASKS[task].folder,
         unlabelled_folder=TASKS[task].unlabelled_folder,
         num_unlabelled=config_dict.placeholder(int),  # all
-        partition=dict(  # choice: FedDF's own is "equal_dirichlet"
+        # Choices: FedDF's own division is "equal_dirichlet". A client may have a single example, since
+        # `min_size` keeps its default of 1.
+        partition=dict(
             name="dirichlet", num_clients=20, concentration=float(alpha), validation=0.0
         ),
         crop=32,  # choice: crops of the image with 4 pixels around, and flips, as FedDF
@@ -85,6 +87,7 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         division_per_seed=False,
         seed=0,
     )
+    # Choices: SGD has no momentum, on clients and on the server. Averages include batch statistics.
     config.training = defaults.training(
         method=local,
         proximal_weight=0.001,  # fed_prox
@@ -92,12 +95,15 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         batch_size=64,
         epochs=40,
     )
+    # Choices: ResNets have basic blocks, and shortcuts of kind "B", which are 1x1 convolutions.
     config.pools = defaults.one_pool(f"{network}_{TASKS[task].classes}", 8, 0.8)
     config.nested_pools = True
 
     config.algorithm = dict(name=server)
     if server != "fed_avg":
-        # Choices: KL(teacher || student); the loss times the temperature squared.
+        # Choices: KL(teacher || student); the loss times the temperature squared, which is not validated;
+        # students in training mode, so that server data change their batch statistics; the server's
+        # images are normalised as the clients' are.
         config.algorithm = defaults.distillation(server, steps=5000, batch_size=256)
     if server == "fed_sdd":
         config.algorithm.rounds_kept = int(rounds_kept)

@@ -3,6 +3,8 @@ r"""FedSDD's Table 6: which models are distilled, and from which round on.
 A run is "distilled,alpha", with ResNet-20 on CIFAR-10, K = 4 and R = 1. `basic` distills all models from
 the same ensemble; `warm_up_20` and `warm_up_40` do so after these rounds. The run without distillation
 is Table 5's "4,1". FedSDD itself, which distills the main model only, is Table 2's "fed_sdd_r1". The
+table has rows of ensembles too, and the paper does not say which weights they are of. Here `ensemble`
+has the aggregates before distillation (`buffer_ensemble` in fedcodist/algorithms/pools/fed_sdd.py). The
 paper's numbers are in experiments/studies/fed_sdd/paper_tables.csv.
 
     python -m fedcodist.commands.sweep --config experiments/configs/fedsdd_table6.py \
