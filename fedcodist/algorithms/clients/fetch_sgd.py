@@ -73,8 +73,8 @@ def fetch_sgd(
         model <- model - learning rate x delta     (without the rate with `rate_in_error`)
 
     and then sets the cells of both tables to 0 into which delta's entries are hashed, as in the authors'
-    code. According to the authors, subtracting delta's sketch, as the paper writes, diverges. Clients
-    download the entries that changed.
+    code. A comment there says that it diverges to subtract delta's sketch, as the paper does (not
+    verified: we know the paper from memory only). Clients download the entries that changed.
 
     The aggregate is a table and does not have the parameters' shape, so MergedCodist cannot merge it.
 
@@ -82,10 +82,10 @@ def fetch_sgd(
       model: without mutable state, which a gradient does not change.
       training: its batch size (the examples of one forward pass) and preprocessing are used, but not its
         optimizer and epochs.
-      sketch_rows, sketch_columns: of the table; the paper's for models of millions of parameters.
+      sketch_rows, sketch_columns: of the table; the released code's, for models of millions of parameters.
       k: entries of a round's delta.
-      rate_in_error: applies the learning rate to the error, as in the paper, and not to delta. With a
-        constant rate both are the same.
+      rate_in_error: applies the learning rate to the error, as in the paper (not verified), and not to
+        delta. With a constant rate both are the same.
       examples_per_round: how many of a client's examples are drawn for a round's gradient; None: all.
       schedule: (learning rate, round from 0) -> learning rate of that round.
       seed: of the hashes, the same for all clients and rounds.

@@ -91,7 +91,7 @@ class FDVariant(NamedTuple):
 
     Attributes:
       averaged: when a party's means are computed: 'after_training', in inference mode, or 'in_training',
-        over the training outputs of all steps, as Jeong et al. and HtFLlib do.
+        over the training outputs of all steps, as HtFLlib and Jeong et al. (not verified) do.
       own_share: whether a party's target includes its own mean, as in HtFLlib, or only other parties'.
       divergence: 'kl', with a temperature, or 'mse', the mean squared difference of logits.
     """
