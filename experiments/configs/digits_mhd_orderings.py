@@ -1,7 +1,7 @@
 r"""The orderings of MHD's paper on scikit-learn's digits: 8 clients x 3 primary labels, no download.
 
-Question: which of the paper's orderings do we find if training is about as many passes over the images as
-the paper's (from settings of the paper that we could not verify), for which `cifar100_mhd.py` is too
+Question: which of the paper's orderings do we find if training is about as many passes over the images
+as the paper's (from settings of the paper that we could not verify), for which `cifar100_mhd.py` is too
 short? A client makes 1,000 steps of 32 private and 64 public images, about 250 passes over the public
 images. A new checkpoint is exchanged every 25 steps, so those in a buffer are older than in the paper:
 8 x 25 of 1,000 steps on average, 20 % in place of 2.7 % (from the same settings). Runs are named as in

@@ -76,8 +76,8 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
         folder=TASKS[task].folder,
         unlabelled_folder=TASKS[task].unlabelled_folder,
         num_unlabelled=config_dict.placeholder(int),  # all
-        # Choices: FedDF's own division is "equal_dirichlet". A client may have a single example, since
-        # `min_size` keeps its default of 1.
+        # Choices: FedDF's own division is "equal_dirichlet". A client may have a single example,
+        # since `min_size` keeps its default of 1.
         partition=dict(
             name="dirichlet", num_clients=20, concentration=float(alpha), validation=0.0
         ),
@@ -101,9 +101,9 @@ def get_config(run: str = "fed_sdd_r4,resnet20,cifar10,0.1") -> ConfigDict:
 
     config.algorithm = dict(name=server)
     if server != "fed_avg":
-        # Choices: KL(teacher || student); the loss times the temperature squared, which is not validated;
-        # students in training mode, so that server data change their batch statistics; the server's
-        # images are normalised as the clients' are.
+        # Choices: KL(teacher || student); the loss times the temperature squared, which is not
+        # validated; students in training mode, so that server data change their batch statistics; the
+        # server's images are normalised as the clients' are.
         config.algorithm = defaults.distillation(server, steps=5000, batch_size=256)
     if server == "fed_sdd":
         config.algorithm.rounds_kept = int(rounds_kept)

@@ -15,12 +15,13 @@ are not trained.
 - `fed_kd,4` and `fed_kd,2`; the teachers of `fed_kd,4,no_mutual` are the paper's "Local".
 - `fed_dropout` trains 60 % of the teacher's network.
 
-Learning rates, batches of 32, the two thresholds, three epochs, four clients, and four articles that were
-not clicked for each clicked one are the paper's. These points are our readings:
+Learning rates, batches of 32, the two thresholds, three epochs, four clients, and four articles that
+were not clicked for each clicked one are the paper's. These points are our readings:
 
 - There is one exchange per epoch, so three rounds. Algorithm 1 has one per batch, but the bytes that the
   paper reports fit one per epoch.
-- The energy threshold grows per round, as in the released code. Equation 9, read literally, counts steps.
+- The energy threshold grows per round, as in the released code. Equation 9, read literally, counts
+  training steps.
 - The divisor D is computed per batch, as in the released code. The paper leaves open whether it is per
   batch or per example.
 - The divergence is summed over classes (`batchmean`). The paper does not say how it is reduced, and the

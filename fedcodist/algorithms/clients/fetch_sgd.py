@@ -82,7 +82,8 @@ def fetch_sgd(
       model: without mutable state, which a gradient does not change.
       training: its batch size (the examples of one forward pass) and preprocessing are used, but not its
         optimizer and epochs.
-      sketch_rows, sketch_columns: of the table; the released code's, for models of millions of parameters.
+      sketch_rows, sketch_columns: of the table; the released code has these for models of millions of
+        parameters.
       k: entries of a round's delta.
       rate_in_error: applies the learning rate to the error, as in the paper (not verified), and not to
         delta. With a constant rate both are the same.
