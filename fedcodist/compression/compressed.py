@@ -254,7 +254,7 @@ def sent_up(
     if uplink is None:
         return update, memory, jnp.int32(tree_bytes(update))
     message, memory = uplink.compress(update, memory, key, progress)
-    return uplink.decompress(message, update), memory, uplink.payload(message)
+    return uplink.decompress(message, update), memory, jnp.asarray(uplink.payload(message))
 
 
 def written(
@@ -288,7 +288,7 @@ def sent_down(
     message, memory = downlink.compress(change, before.memory, key, progress)
     restored = downlink.decompress(message, change)
     params = jax.tree.map(jnp.subtract, before.params, restored)
-    sent = plus(before.sent, downlink.payload(message).astype(jnp.uint32))
+    sent = plus(before.sent, jnp.asarray(downlink.payload(message), jnp.uint32))
     return Downlink(params, memory, sent)
 
 

@@ -49,7 +49,7 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
             raise ValueError("compressor must not have a memory, such as an error feedback's.")
         message, _ = compressor.compress(update, memory, keys.derive(key, "uplink"), 1.0)
         restored = compressor.decompress(message, update)
-        measured = compressor.payload(message).astype(jnp.float32), jnp.ones((), jnp.float32)
+        measured = jnp.asarray(compressor.payload(message), jnp.float32), jnp.ones((), jnp.float32)
         return inner.prepare(result._replace(update=restored), key), Measured(measured)
 
     def finalize(total: tuple[PyTree, Measured], message: PyTree, key: jax.Array) -> Aggregate:

@@ -298,7 +298,8 @@ def fed_l2g(work: Any) -> Any:
 def multi_headed(work: Any) -> Any:
     """Counts as if all neighbours were teachers equally often."""
     settings = work.settings
-    public = work.rounds * work.config["training"]["steps"] * settings["public_batch_size"]
+    batch_size = settings.get("distillation_batch_size") or settings["public_batch_size"]
+    public = work.rounds * work.config["training"]["steps"] * batch_size
     teachers = lambda party: public * settings["teachers"] * work.mean_of_neighbours(party)
     return work.of_parties(learned=public, other_flops=teachers)
 

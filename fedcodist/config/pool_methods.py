@@ -267,7 +267,9 @@ def _distillation_preprocess(config: ConfigDict, data: Data) -> Preprocess:
 def _divergence(config: ConfigDict, data: Data) -> str | Divergence:
     """The name of one of DIVERGENCES, or a user's function."""
     named = config.algorithm.get("divergence", KL)
-    return choice_or_reference("algorithm.divergence", named, {name: name for name in DIVERGENCES})
+    return choice_or_reference(
+        "algorithm.divergence", named, {name: name for name in (KL, *DIVERGENCES)}
+    )
 
 
 def _validation(config: ConfigDict, data: Data) -> FedDFValidation | None:

@@ -13,7 +13,7 @@ from fedcodist.run.identity import described
 # Settings that may be references and on which a run's results depend. Loggers only watch.
 _OF_RESULTS = re.compile(
     r"data\.(name|preprocess|evaluation_preprocess|partition\.name)"
-    r"|algorithm\.(name|divergence|server_model|optimizer|distillation_optimizer)"
+    r"|algorithm\.(name|divergence|server_model|optimizer|distillation_optimizer|generator_optimizer)"
     r"|training\.(method|client_optimizer|server_optimizer|server_schedule|fed_kd\.teacher)"
     r"|pools\.[^.]+\.model"
     r"|parties\.networks(\[\d+\])?|metrics\.[^.]+"

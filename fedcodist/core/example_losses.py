@@ -1,6 +1,7 @@
 """Per-example losses and metrics: checks of their shapes, and losses made from means over a batch."""
 
 import contextlib
+import contextvars
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ Loss = Callable[[Any, Batch], jax.Array]
 # Two sizes of batches, so that a constant is not taken for one number per example.
 _SIZES = (11, 13)
 _MOST_GUESSES = 300
+_is_probed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_probed", default=False)
 
 
 class WrongShape(ValueError):
@@ -36,6 +38,8 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
     """
 
     def loss(outputs: Any, batch: Batch) -> jax.Array:
+        if _is_probed.get():
+            raise TypeError("one example at a time cannot be mixed with others")
         size = _shape(jax.tree.leaves(outputs)[0])[:1]
         axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
 
@@ -67,6 +71,7 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
     _check_values(name, values, number_of_examples(batch))
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
+    _check_apart(name, loss, outputs, batch)
     return values
 
 
@@ -93,6 +98,7 @@ def checked_statistic(
     size = number_of_examples(batch)
     for part, values in zip(("values", "weights"), pair, strict=True):
         _check_values(f"metrics[{name!r}]'s {part}", values, size)
+    _check_apart(f"metrics[{name!r}]", lambda *case: statistic(*case)[0], outputs, batch)
     return pair[0], pair[1]
 
 
@@ -111,6 +117,48 @@ def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -
             f"metrics[{name!r}]'s compute must return one number, got {_described(value)}."
         )
     return sums
+
+
+def _check_apart(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
+    """Raises WrongShape for a function that broadcasts a column of the batch against the outputs.
+
+    Every example would be compared with all examples of the batch, padding too. Such a function does not
+    notice columns that are longer than the outputs.
+    """
+    if _is_probed.get():  # a loss inside a loss
+        return
+    size, read = number_of_examples(batch), set[str]()
+
+    def longer(leaf: Any) -> jax.ShapeDtypeStruct:
+        length = (size + 2,) if _shape(leaf)[:1] == (size,) else _shape(leaf)[:1]
+        return jax.ShapeDtypeStruct((*length, *_shape(leaf)[1:]), leaf.dtype)
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, column: str) -> Any:
+            value = super().__getitem__(column)
+            read.update({column} if _shape(value)[:1] == (size + 2,) else ())
+            return value
+
+    token = _is_probed.set(True)
+    try:
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(_shape(leaf), leaf.dtype), outputs)
+        columns = {column: longer(value) for column, value in batch.items()}
+        values = jax.eval_shape(lambda o, b: function(o, Watched(b)), like, columns)
+    except Exception:  # it notices, or it cannot be called alone
+        return
+    finally:
+        _is_probed.reset(token)
+    if read and _shape(values) == (size,):
+        shapes = {column: list(_shape(batch[column])) for column in sorted(read)}
+        raise WrongShape(
+            f"{name} must compute an example's number from this example alone, but it broadcasts the "
+            f"columns {shapes} against the outputs {_shapes_of(outputs)}: give both the same shape, as "
+            "outputs[:, 0] does for one output."
+        )
+
+
+def _shapes_of(outputs: Any) -> str:
+    return ", ".join(str(list(_shape(leaf))) for leaf in jax.tree.leaves(outputs))
 
 
 @contextlib.contextmanager

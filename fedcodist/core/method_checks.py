@@ -5,6 +5,7 @@ of JAX from inside a compiled loop.
 """
 
 import dis
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -177,7 +178,10 @@ def traced(
         about = about_none if "NoneType" in message else ""
         if isinstance(error, ScopeParamShapeError):
             about += ", inputs of another shape than the network was made with"
-        line = f" ({place})" if (place := users_line(error)) else ""
+        # JAX adds notes too.
+        functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
+        places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
+        line = f" ({places})" if places else ""
         raise kind(f"{name} does not fit what it is given{about}{line}: {message}") from error
 
 
@@ -194,11 +198,14 @@ def raised_here(error: BaseException) -> bool:
 
 def users_line(error: BaseException) -> str:
     """The last line of a user's module that led to the error, "module.py, line 3"; '' if none did."""
-    others = (str(Path(__file__).parents[1]), str(Path(dis.__file__).parent))
+    # This library, Python's own modules, and installed packages, whose folder Debian names otherwise.
+    folders = (Path(__file__).parents[1], Path(dis.__file__).parent)
+    ours = tuple(f"{folder}{os.sep}" for folder in folders)
+    is_installed = lambda file: "site-packages" in file or "dist-packages" in file
     users = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith(others)
+        if not is_installed(frame.filename) and not frame.filename.startswith(ours)
     ]
     return f"{Path(users[-1].filename).name}, line {users[-1].lineno}" if users else ""
 

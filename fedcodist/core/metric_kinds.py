@@ -21,6 +21,7 @@ _LOWER_IS_BETTER = (
     ),
     *("epsilon", "nll", "kl", "mse", "rmse", "mae", "mape", "smape", "ece", "brier", "crps", "bce"),
     *("wer", "cer", "regret", "residual", "bytes", "seconds", "flops"),
+    *("rmsle", "msle", "mase", "wape", "huber", "hinge", "fpr", "eer"),
     *("logloss", "crossentropy", "ppl", "bpc", "bpb", "misclassification"),
 )
 # Neighbouring words, which say something else without each other: likelihoods are better if higher.

@@ -85,7 +85,8 @@ def predicted_label(outputs: jax.Array) -> jax.Array:
         raise WrongShape(
             "outputs must be logits [batch, classes] of at least two classes to tell a label, got "
             f"{list(outputs.shape)}: of one logit per example use "
-            "fedcodist.core.metrics.of_one_logit(accuracy())."
+            "fedcodist.core.metrics.of_one_logit(accuracy()); for regression give metrics=, such as "
+            "an absolute error."
         )
     return jnp.argmax(outputs, axis=-1)
 

@@ -1,5 +1,6 @@
 """`Model`: a network with its loss and metrics as pure functions, made from Flax or Haiku networks."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -122,6 +123,7 @@ def from_flax_linen(
     >>> outputs.shape
     (2, 10)
     """
+    _check_module(module)
     example = _checked_example(example)
     _check_inputs(inputs, example)
     call = read_call("module", module, module.__call__, (TRAIN, "mask"))
@@ -129,9 +131,6 @@ def from_flax_linen(
         flags = {name: getattr(module, name, ...) for name in module.__dataclass_fields__}
         check_attributes("module", module, flags)
     arguments = _linen_arguments(module, call, example)
-
-    def read(batch: Batch) -> jax.Array | dict[str, jax.Array]:
-        return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
 
     def init(key: jax.Array) -> Variables:
         method, placed, named = arguments(train=False, mask=None)
@@ -152,13 +151,17 @@ def from_flax_linen(
             network = module.clone(axis_name=axis_name)
         method, placed, named = arguments(train=train, mask=mask)
         collections = {"params": variables.params, **variables.mutable}
-        rngs = {"dropout": key} if train and key is not None else None
+        # Streams of other names, such as a layer's own noise, are made of "params", as Flax does.
+        others = lambda key: keys.derive(key, "others")
+        rngs = {"dropout": key, "params": others(key)} if train and key is not None else None
         if not train:
-            outputs = network.apply(collections, read(batch), *placed, **named, method=method)
+            outputs = network.apply(
+                collections, _read(batch, inputs), *placed, **named, method=method
+            )
             return outputs, variables.mutable
         outputs, mutable = network.apply(
             collections,
-            read(batch),
+            _read(batch, inputs),
             *placed,
             **named,
             method=method,
@@ -167,7 +170,7 @@ def from_flax_linen(
         )
         return outputs, dict(mutable)
 
-    example_batch = {inputs: example} if isinstance(inputs, str) else example
+    example_batch = _as_batch(example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train("module", module, _linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
@@ -175,9 +178,9 @@ def from_flax_linen(
 
 def from_flax_nnx(
     create: Callable[[Any], Any],
-    example: jax.Array,
+    example: Any,
     *,
-    inputs: str = "image",
+    inputs: str | tuple[str, ...] = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
@@ -189,7 +192,7 @@ def from_flax_nnx(
     Args:
       create: `nnx.Rngs -> nnx.Module`, such as `lambda rngs: MyNetwork(rngs=rngs)`.
       example: inputs with a leading batch axis, for the width of the outputs.
-      inputs: the batch's key of the network's inputs.
+      inputs: the column that the network reads. With several columns, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
@@ -198,7 +201,14 @@ def from_flax_nnx(
     """
     from flax import nnx
 
+    if isinstance(create, nnx.Module):
+        raise TypeError(
+            "create must be a function of nnx.Rngs, such as lambda rngs: "
+            f"{type(create).__name__}(rngs=rngs), got a module that is made already."
+        )
+    create = _of_rngs(create)
     example = _checked_example(example)
+    _check_inputs(inputs, example)
     template: Any = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
     call = read_call(
         "create", template, template.__call__, (TRAIN, "mask", "axis_name"), has_modes=True
@@ -234,23 +244,23 @@ def from_flax_nnx(
         nnx.replace_by_pure_dict(mutable, variables.mutable)
         network = nnx.merge(graphs[train], params, random_state, mutable)
         placed, named = call.arguments(train=train, mask=mask, axis_name=axis_name)
-        outputs = network(batch[inputs], *placed, **named)
+        outputs = network(_read(batch, inputs), *placed, **named)
         if not train:
             return outputs, variables.mutable
         return outputs, nnx.to_pure_dict(_nnx_split(network)[3])
 
     if TRAIN not in call.accepted:
         layers = [type(module).__name__ for module in modules if _drops_or_normalises(module)]
-        if layers and _is_the_same_in_training(init, apply, {inputs: example}):
+        if layers and _is_the_same_in_training(init, apply, _as_batch(example, inputs)):
             check_layers_train("create", template, layers)
-    return _finish(init, apply, loss, metrics, {inputs: example})
+    return _finish(init, apply, loss, metrics, _as_batch(example, inputs))
 
 
 def from_haiku(
     network: Callable[..., Any],
-    example: jax.Array,
+    example: Any,
     *,
-    inputs: str = "image",
+    inputs: str | tuple[str, ...] = "image",
     loss: Callable[[Any, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, metrics_lib.Statistic | SummedMetric] | None = None,
 ) -> Model:
@@ -260,7 +270,7 @@ def from_haiku(
       network: the function that `haiku.transform` takes, called as `network(x)`. Parameters named
         `train` (or `is_training`), `mask` or `axis_name` are passed.
       example: inputs with a leading batch axis, for initialisation.
-      inputs: the batch's key of the network's inputs.
+      inputs: the column that the network reads. With several columns, the network gets a dictionary.
       loss: per-example loss of outputs and batch; see `fedcodist.per_example` for a mean over a batch.
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
@@ -271,6 +281,7 @@ def from_haiku(
     import haiku as hk
 
     example = _checked_example(example)
+    _check_inputs(inputs, example)
     if isinstance(network, hk.Transformed | hk.TransformedWithState):
         raise TypeError(
             "network must be the function itself, and not what hk.transform makes of it."
@@ -304,13 +315,13 @@ def from_haiku(
     ) -> tuple[Any, PyTree]:
         placed, named = arguments(train, mask, axis_name)
         outputs, mutable = transformed.apply(
-            variables.params, variables.mutable, key, batch[inputs], *placed, **named
+            variables.params, variables.mutable, key, _read(batch, inputs), *placed, **named
         )
         return outputs, mutable if train else variables.mutable
 
     if call.accepted.isdisjoint(flags):
         check_layers_train("network", network, _haiku_layers_off(init))
-    return _finish(init, apply, loss, metrics, {inputs: example})
+    return _finish(init, apply, loss, metrics, _as_batch(example, inputs))
 
 
 def variable_shapes(model: Model) -> Variables:
@@ -356,6 +367,58 @@ def _check_inputs(inputs: str | tuple[str, ...], example: Any) -> None:
         )
 
 
+def _read(batch: Batch, inputs: str | tuple[str, ...]) -> jax.Array | dict[str, jax.Array]:
+    """What the network gets: a column, or a dictionary of several."""
+    return batch[inputs] if isinstance(inputs, str) else {name: batch[name] for name in inputs}
+
+
+def _as_batch(example: Any, inputs: str | tuple[str, ...]) -> Mapping[str, Any]:
+    return {inputs: example} if isinstance(inputs, str) else example
+
+
+def _check_module(module: Any) -> None:
+    """Raises TypeError unless it is a Flax linen module, already made."""
+    import flax.linen as nn
+
+    if isinstance(module, type):
+        raise TypeError(
+            f"module must be a flax.linen.Module, such as {module.__name__}(...), got the class itself."
+        )
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be a flax.linen.Module, got {shown(module)}: modules of Flax NNX are for "
+            "from_flax_nnx."
+        )
+
+
+def _of_rngs(create: Any) -> Callable[[Any], Any]:
+    """The function of nnx.Rngs, also of a class whose argument `rngs` has no place."""
+    if not callable(create):
+        raise TypeError(f"create must be a function of nnx.Rngs, got {shown(create)}.")
+    try:
+        # The class of NNX's modules hides the signature of `__init__`.
+        made_by: Any = vars(create).get("__init__", create) if isinstance(create, type) else create
+        rngs = inspect.signature(made_by).parameters.get("rngs")
+    except ValueError:  # it has no signature
+        return create
+    if rngs is not None and rngs.kind is inspect.Parameter.KEYWORD_ONLY:
+        return lambda of_rngs: create(rngs=of_rngs)
+    return create
+
+
+def _number_of_classes(outputs: Any) -> int:
+    """The last axis of the logits. Raises TypeError that names what a network returns otherwise."""
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        outputs = outputs["logits"]
+    widths = [leaf.shape[-1] for leaf in jax.tree.leaves(outputs) if leaf.ndim]
+    if not widths:
+        raise TypeError(
+            "the network must return outputs with a leading batch axis, [batch, ...], got "
+            f"{'None' if outputs is None else jax.tree.map(lambda leaf: leaf.dtype.name, outputs)}."
+        )
+    return widths[0]
+
+
 def _finish(
     init: Callable[[jax.Array], Variables],
     apply: Callable[..., tuple[Any, PyTree]],
@@ -376,6 +439,7 @@ def _finish(
     outputs_of = lambda batch: jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     cases = cases_by_shape(example_batch, outputs_of)
     _, outputs = cases[0]
+    num_classes = _number_of_classes(outputs)
     are_logits = isinstance(outputs, jax.ShapeDtypeStruct)
     if metrics is None and are_logits and loss is not cross_entropy:
         jax.eval_shape(metrics_lib.predicted_label, outputs)
@@ -390,7 +454,7 @@ def _finish(
         apply=apply,
         loss=loss,
         metrics={"accuracy": metrics_lib.accuracy()} if metrics is None else dict(metrics),
-        num_classes=jax.tree.leaves(outputs)[0].shape[-1],
+        num_classes=num_classes,
         inputs=tuple(example_batch),
     )
 

@@ -27,6 +27,11 @@ def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
         raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
     if not isinstance(made, optax.GradientTransformation):
         raise TypeError(f"{promise}, got one that returns {type(made).__name__}.")
+    if _keeps_a_key(made):
+        raise TypeError(
+            f"{promise}, got one that keeps a random key, as optax.add_noise does: every training "
+            "would begin with the same one."
+        )
     if _needs_more_than_gradients(made):
         raise TypeError(
             f"{promise}, got one that also needs values of the loss, as a line search does."
@@ -47,6 +52,17 @@ def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTre
             "the rate is given anew in every round."
         )
     return state
+
+
+def _keeps_a_key(optimizer: optax.GradientTransformation) -> bool:
+    params = jax.ShapeDtypeStruct((1,), jnp.float32)
+    try:
+        state = jax.eval_shape(optimizer.init, params)
+    except Exception:  # it may be made for parameters of certain names
+        return False
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_raw_key = lambda leaf: leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+    return any(is_key(leaf) or is_raw_key(leaf) for leaf in jax.tree.leaves(state))
 
 
 def _needs_more_than_gradients(optimizer: optax.GradientTransformation) -> bool:

@@ -41,7 +41,7 @@ def scheduled(
         check_function(f"schedules[{name!r}]", schedule, ("value", "round"), "value")
     leaves = jax.tree_util.tree_leaves_with_path(algorithm.hyper)
     paths = [_fields(path) for path, _ in leaves]
-    of_paths = [[name for name in schedules if _is_of(path, name)] for path in paths]
+    of_paths = [[name for name in schedules if _is_of(path, name)] for path, _ in leaves]
     for name in schedules:
         if not any(name in names for names in of_paths):
             allowed = {".".join(path[-1 - name.count(".") :]) for path in paths}
@@ -99,7 +99,12 @@ def _fields(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(str(name) for name in names if name is not None)
 
 
-def _is_of(path: tuple[str, ...], name: str) -> bool:
-    """Whether the path ends with the name, a field or a path of several with dots."""
-    names = tuple(name.split("."))
-    return path[-len(names) :] == names
+def _is_of(path: tuple[Any, ...], name: str) -> bool:
+    """Whether the path ends with the name, a field or a path of several with dots.
+
+    A field may hold a mapping, such as pool -> number. Its name then stands for all values.
+    """
+    names, fields = tuple(name.split(".")), _fields(path)
+    is_key = bool(path) and hasattr(path[-1], "key")
+    ends = [fields, fields[:-1]] if is_key else [fields]
+    return any(end[-len(names) :] == names for end in ends)

@@ -14,8 +14,10 @@ _CHUNK_BYTES = 2**24
 
 
 def least_and_largest(column: Any) -> tuple[int, int] | None:
-    """The range of a column of integers or bool; None for an empty column."""
-    ranges = [(int(part.min()), int(part.max())) for _, part in _parts(column) if part.size]
+    """The range of the finite values of a column, without fractions; None if there are none."""
+    finite = lambda part: part[np.isfinite(part)] if part.dtype.kind == "f" else part
+    parts = [finite(part) for _, part in _parts(column)]
+    ranges = [(int(part.min()), int(part.max())) for part in parts if part.size]
     if not ranges:
         return None
     return min(least for least, _ in ranges), max(largest for _, largest in ranges)

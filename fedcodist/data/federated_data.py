@@ -145,7 +145,8 @@ class FederatedData:
         columns = {
             name: np.concatenate([table[name] for table in tables.values()]) for name in first
         }
-        return cls(columns, _offsets_of_sizes(sizes), client_id_array(list(tables)), allow_empty)
+        client_ids = client_id_array(_ids_of_keys(tables, "the ids of clients"))
+        return cls(columns, _offsets_of_sizes(sizes), client_ids, allow_empty)
 
     @property
     def num_clients(self) -> int:
@@ -467,17 +468,20 @@ def _check_same_columns(
         )
 
 
-def _ids_of_keys(partition: Mapping[Any, Any]) -> list[str]:
-    """The keys of {client: examples}, text or integers, as natural ids in the order given."""
+def _ids_of_keys(partition: Mapping[Any, Any], name: str = "partition's keys") -> list[str]:
+    """The keys of {client: examples}, text or integers, as natural ids in the order given.
+
+    `name` is what messages call them.
+    """
     ids = [
         str(int(key))
         if isinstance(key, int | np.integer) and not isinstance(key, bool)
-        else _as_text("partition's keys", key)
+        else _as_text(name, key)
         for key in partition
     ]
     if len(set(ids)) < len(ids):
         repeated = next(client_id for client_id in ids if ids.count(client_id) > 1)
-        raise ValueError(f"partition's keys must be different clients, got {repeated!r} twice")
+        raise ValueError(f"{name} must be different clients, got {repeated!r} twice")
     return ids
 
 
@@ -572,6 +576,11 @@ def natural_ids_as_text(name: str, ids: Any) -> np.ndarray:
     argument's, for messages.
     """
     if isinstance(ids, list | tuple):
+        is_text = [isinstance(owner, str | bytes) for owner in ids]
+        if any(is_text) and not all(is_text):
+            # NumPy would make text of the others, such as 'nan'.
+            other = ids[is_text.index(False)]
+            raise ValueError(f"{name} must be all text where some are, got {other!r:.40}")
         # Fixed-width text, which arrays hold, would lose it.
         for owner in ids:
             if isinstance(owner, str) and owner.endswith("\0"):

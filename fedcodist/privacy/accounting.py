@@ -161,6 +161,12 @@ def calibrated_noise_multiplier(
     """
     check_number("epsilon", epsilon, above=0)
     check_integer("rounds", rounds, low=1)
+    for name, pool in pools.items():
+        if not isinstance(pool, PrivateCohorts):
+            raise TypeError(
+                f"pools[{name!r}] must be PrivateCohorts, as private_cohorts makes them of pools, got a "
+                f"{type(pool).__name__}."
+            )
     budget = PrivacyBudget(delta, epsilon, accountant)
     budget.check("budget")
 

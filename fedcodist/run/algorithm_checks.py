@@ -21,6 +21,7 @@ from fedcodist.core.method_checks import (
 )
 from fedcodist.core.padding_checks import Filled, collected, of_round
 from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 
 PyTree = Any
 
@@ -43,10 +44,13 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
     _check_no_keys("algorithm.init must return", state)
     selection = check_selection(algorithm, data)
+    _check_no_keys(
+        "algorithm.client_states must hold",
+        {pool: states.first for pool, states in algorithm.client_states.items()},
+    )
     client_states = {
         pool: _client_states(algorithm, pool, selection) for pool in algorithm.client_states
     }
-    _check_no_keys("algorithm.client_states must hold", client_states)
     hyper = hyper_shapes(algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, client_states, Round(integer, key, inputs), hyper)
@@ -68,7 +72,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
 def _check_no_keys(must: str, tree: PyTree) -> None:
     """Raises TypeError for a typed key, which a checkpoint cannot hold."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             raise TypeError(
                 f"{must} arrays that a checkpoint can hold, got a key at "
                 f"{jax.tree_util.keystr(path)}: keep jax.random.key_data of it, and make it a key again "
@@ -108,24 +112,34 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
             f"algorithm.select must return the clients of every pool of algorithm.client_states, "
             f"{missing[0]!r} is missing."
         )
-    if not getattr(algorithm.select, "__module__", "").startswith("fedcodist."):
-        _check_selected(algorithm)
     return selection
 
 
-def _check_selected(algorithm: Any) -> None:
-    """Raises ValueError unless a `select` of one's own names clients that there are, none twice."""
-    selection = algorithm.select(jnp.int32(0), jax.random.key(0))
-    for name, clients in selection.clients.items():
-        found, counts = np.unique(np.asarray(clients), return_counts=True)
-        outside = found[(found < 0) | (found >= algorithm.num_clients)]
-        wrong = outside if len(outside) else found[counts > 1]
-        if len(wrong):
-            raise ValueError(
-                f"algorithm.select must return clients[{name!r}] from 0 to "
-                f"{algorithm.num_clients - 1}, none twice, got {wrong[0]} in round 0"
-                f"{'' if len(outside) else ' twice'}."
-            )
+def check_selected(algorithm: Any, rounds: int, seed: int) -> None:
+    """Checks the clients that a `select` of one's own names in the rounds of the first seed.
+
+    Raises:
+      ValueError: names the pool and the round, if a client is not of the pool, or is named twice.
+    """
+    if getattr(algorithm.select, "__module__", "").startswith("fedcodist."):
+        return
+    clients_of = lambda round: algorithm.select(round, jax.random.key(seed)).clients
+    selected = jax.jit(jax.vmap(clients_of))(jnp.arange(max(rounds, 1)))
+    for name, of_rounds in selected.items():
+        states = algorithm.client_states.get(name)
+        of_pool = np.arange(algorithm.num_clients) if states is None else states.clients
+        for round, clients in enumerate(np.asarray(of_rounds)):
+            found, counts = np.unique(clients, return_counts=True)
+            outside = found[~np.isin(found, of_pool)]
+            wrong = outside if len(outside) else found[counts > 1]
+            if len(wrong):
+                is_other = len(outside) and 0 <= wrong[0] < algorithm.num_clients
+                why = ", which is not of this pool" if is_other else " twice"
+                raise ValueError(
+                    f"algorithm.select must return clients[{name!r}] from 0 to "
+                    f"{algorithm.num_clients - 1}, none twice, got {wrong[0]} in round {round}"
+                    f"{why if is_other or not len(outside) else ''}."
+                )
 
 
 def _round(algorithm: Any, selection: Selection, arguments: tuple[Any, ...]) -> Any:
@@ -167,6 +181,11 @@ def _check_names(metrics: Mapping[Any, Any]) -> None:
     for name, value in metrics.items():
         if not isinstance(name, str) or not all(name.partition("/")):
             raise Promised(f"must name its metrics '<pool>/<metric>', got {name!r}.")
+        if name.partition("/")[2] in WHAT_IS_MEASURED:
+            raise Promised(
+                f"must not name a metric {name.partition('/')[2]!r}, which says what a line is of, got "
+                f"{name!r}."
+            )
         if isinstance(value, str | bytes) or (
             not hasattr(value, "dtype") and not np.isscalar(value)
         ):

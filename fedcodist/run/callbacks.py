@@ -89,13 +89,13 @@ def call_callbacks(
       callbacks: empty in all processes but the first.
       records, models, history: what callbacks get.
     """
-    further = dict(zip(_FURTHER, (models, history), strict=True))
     decisions = []
     for callback in callbacks:
         wanted = _parameters(callback)
-        arguments = {name: value for name, value in further.items() if name in wanted}
+        further = {"models": lambda: models, "history": lambda: _copied(history)}
+        arguments = {name: make() for name, make in further.items() if name in wanted}
         try:
-            decision = callback(records, **arguments)
+            decision = callback(_copied(records), **arguments)
         except Exception as error:
             name = getattr(callback, "__qualname__", type(callback).__name__)
             error.add_note(f"The callback {name} raised this after round {records[0]['round']}.")
@@ -111,6 +111,11 @@ def call_callbacks(
     keep = any(decision.keep for decision in decisions)
     code = from_all_processes(2 * bool(why) + keep)[0]
     return Decision(stop=(why or "as process 0 decided") if code >= 2 else "", keep=bool(code % 2))
+
+
+def _copied(lines: Sequence[Record]) -> list[Record]:
+    """For a callback, which may change what it gets. The run's summary is made of its own lines."""
+    return [dict(line) for line in lines]
 
 
 def _is_meant_as_decision(returned: Any) -> bool:

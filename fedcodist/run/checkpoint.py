@@ -125,7 +125,7 @@ def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
     folder = Path(folder)
     # Processes that were killed while writing have left hidden ones. Only a run that starts removes
     # them: in a folder that runs share, another one may be writing.
-    for unfinished in folder.glob(".round_*"):
+    for unfinished in folder.rglob(".round_*"):
         unfinished.unlink(missing_ok=True)
     damaged = [path for round, path in _by_round(folder) if round > whole]
     for path in damaged:

@@ -8,6 +8,8 @@ import numpy as np
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.run.metrics_lines import FINITE
 
+# A method of parties tells by `finite_model` of what its server keeps, which is of no single party.
+_WHAT = {"finite": "update", "finite_model": "model or server state"}
 _STOPPED = "training stopped, the last good checkpoint stays. Lower learning rates may help."
 
 
@@ -22,16 +24,16 @@ def check_finite(
     # In a round, clients' updates are checked before the models made of them, which may be of other
     # pools.
     bad = [
-        (index, pool, seed)
+        (index, pool, seed, _WHAT[metric])
         for metric in FINITE
         for pool in algorithm.communication
         if metric == "finite" or f"{pool}/{metric}" in history
         for seed, index in np.argwhere(~history[f"{pool}/{metric}"])
     ]
     if bad:
-        index, pool, seed = min(bad, key=lambda entry: entry[0])
+        index, pool, seed, what = min(bad, key=lambda entry: entry[0])
         raise TrainingDiverged(
-            f"non-finite update in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
+            f"non-finite {what} in round {round + index + 1}, pool {pool!r}, seed {seeds[seed]}: "
             f"{_STOPPED}"
         )
 

@@ -86,7 +86,10 @@ def evaluate(
     parts = _parts(statistics, of_sums, sums)
     clients = split.num_clients.shape[0]
     num_labels = max(model.num_classes, 2)  # a single logit has two labels
-    has_labels = _has_labels(split.columns, model.num_classes)
+    is_ours = lambda name: getattr(model.metrics[name], "__module__", None) == metrics_lib.__name__
+    has_labels = {
+        n: _has_labels(split.columns, model.num_classes, is_ours(n)) for n in model.metrics
+    }
     client_of = lambda batch: batch[_CLIENT]
     for name in model.metrics:
         if name in of_sums:
@@ -96,7 +99,7 @@ def evaluate(
                 )
             continue
         # Only accuracies: precision among the examples of one label would lack false positives.
-        if has_labels and name.startswith("accuracy"):
+        if has_labels[name] and name.startswith("accuracy"):
             parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
                 _of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
@@ -194,10 +197,15 @@ def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, jnp.ones_like(values)
 
 
-def _has_labels(columns: Mapping[str, Any], num_classes: int) -> bool:
-    """Whether every example has one label, in a form that `class_labels` accepts."""
+def _has_labels(columns: Mapping[str, Any], num_classes: int, is_ours: bool) -> bool:
+    """Whether every example has one label, in a form that `class_labels` accepts.
+
+    Only the library's own accuracy refuses vectors that are not one-hot, such as several labels.
+    """
     label = columns.get("label")
     if label is None or label.ndim not in (1, 2):
         return False
     is_whole = label.dtype == bool or jnp.issubdtype(label.dtype, jnp.integer)
-    return is_whole if label.ndim == 1 or label.shape[1] == 1 else label.shape[1] == num_classes
+    if label.ndim == 1 or label.shape[1] == 1:
+        return is_whole
+    return is_ours and label.shape[1] == num_classes

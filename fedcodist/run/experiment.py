@@ -275,7 +275,12 @@ def _check_run(workdir: Any, programs: Any) -> None:
 
 
 def _with_federated_splits(experiment: Experiment) -> Experiment:
+    # JSON holds no NumPy integers.
+    whole: dict[str, Any] = {
+        n: int(v) for n, v in experiment._asdict().items() if isinstance(v, np.integer)
+    }
     return experiment._replace(
+        **whole,
         client_splits=checked_client_splits("client_splits", experiment.client_splits),
         final_client_splits=checked_client_splits(
             "final_client_splits", experiment.final_client_splits
@@ -352,7 +357,8 @@ def _run(
         if folder:
             notes["metrics_length"] = folder.append_metrics(new)
         models = lambda: dict(_models(algorithm, on_host(trained.state)))
-        return call_callbacks(callbacks, new, models, records)
+        # Callbacks are not called with nothing, as they may look at the first line.
+        return call_callbacks(callbacks, new, models, records) if new else Decision()
 
     def report(round: int, history: list[dict[str, np.ndarray]]) -> str:
         """Evaluates, shows and logs; returns what callbacks decide."""
@@ -373,9 +379,7 @@ def _run(
             final += measured_on_clients(round, is_last=True)
             place = lambda record: (record["model"], record["split"])
             logged = set(map(place, new))
-            # Callbacks are not called with nothing, as they may look at the first line.
-            if left := [record for record in final if place(record) not in logged]:
-                log(left)
+            log([record for record in final if place(record) not in logged])
         show(round, text)
         return "" if is_last else why
 
@@ -496,10 +500,11 @@ def _kept(
         return None, None
     state, client_states = whole[:2]
     of_round = [record for record in records if record["round"] == kept_state.round]
-    if kept_state.round != last_round and experiment.final_splits:
+    if kept_state.round != last_round:
         # A run that has grown since was evaluated on them in this round, its last one then.
         final = {*experiment.final_splits, *experiment.final_client_splits}
         of_round = [line for line in of_round if line["split"] not in final]
+    if kept_state.round != last_round and experiment.final_splits:
         final_splits = on_devices(experiment.final_splits, mesh)
         if host_client_states is None:
             best = Trained(*replicate((state, client_states), mesh))

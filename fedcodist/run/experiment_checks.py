@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_names, check_several, check_text, shown
-from fedcodist.run.algorithm_checks import check_algorithm, check_selection
+from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data
 from fedcodist.run.metrics_lines import TRAINING
@@ -56,6 +56,7 @@ def check_settings(experiment: Any) -> int:
             f"0 to {experiment.data.num_clients - 1}."
         )
     check_selection(experiment.algorithm, experiment.data)
+    check_selected(experiment.algorithm, experiment.rounds, experiment.seed)
     for name, count in experiment.algorithm.data_set_sizes.items():
         lengths = {len(column) for column in experiment.data.data_sets[name].values()}
         if lengths != {count}:

@@ -39,7 +39,9 @@ def save_model(
     if not (folder := Path(path).parent).is_dir():
         raise FileNotFoundError(f"there is no folder {folder} to write {Path(path).name} to.")
     tensors = {
-        "/".join((part, *(_written(key.key) for key in keys))): np.asarray(leaf, order="C")
+        "/".join((part, *map(_written, keys))) if keys else f"{part}/{_ALONE}": np.asarray(
+            leaf, order="C"
+        )
         for part, tree in zip(("params", "mutable"), variables, strict=True)
         for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
@@ -87,18 +89,25 @@ def load_model(path: str | os.PathLike[str]) -> Variables:
         for key in keys[:-1]:
             branch = branch.setdefault(key, {})
         branch[keys[-1]] = tensor
-    return Variables(trees["params"], trees["mutable"])
+    alone = lambda tree: tree[_ALONE] if isinstance(tree, dict) and _ALONE in tree else tree
+    return Variables(alone(trees["params"]), alone(trees["mutable"]))
 
 
+# In place of a key, where a tree is one array. No key is written so.
+_ALONE = "[]"
 # Characters that would end a name, or start an integer, are percent-encoded, as in web addresses.
 _ESCAPES = {"%": "%25", "/": "%2F", "[": "%5B"}
 
 
-def _written(key: str | int) -> str:
+def _written(step: Any) -> str:
+    """A key of a dictionary, a field of a named tuple, or [place] in a list."""
+    key = next(getattr(step, name) for name in ("key", "name", "idx") if hasattr(step, name))
     if isinstance(key, int):
         return f"[{key}]"
     return "".join(_ESCAPES.get(character, character) for character in key)
 
 
 def _read(text: str) -> str | int:
+    if text == _ALONE:
+        return text
     return int(text[1:-1]) if text.startswith("[") else urllib.parse.unquote(text)

@@ -63,15 +63,15 @@ class PrivacyMeter:
         return {
             "privacy": {
                 "epsilon": _as_json(spending.epsilon),
-                "delta": self._budget.delta,
-                "budget": self._budget.epsilon,
+                "delta": float(self._budget.delta),
+                "budget": None if self._budget.epsilon is None else float(self._budget.epsilon),
                 "neighbours": relation(self._pools),
                 "by_pools": {
                     names: {"epsilon": _as_json(epsilon), "clients": spending.clients[names]}
                     for names, epsilon in spending.by_pools.items()
                 },
                 "noise_multiplier": {
-                    name: pool.noise_multiplier for name, pool in self._pools.items()
+                    name: float(pool.noise_multiplier) for name, pool in self._pools.items()
                 },
             }
         }

@@ -123,6 +123,7 @@ def test_references_that_results_depend_on(beside):
                 name="fed_avg",
                 optimizer="referenced:fails",
                 distillation_optimizer="referenced:fails",
+                generator_optimizer="referenced:fails",
             ),
             loggers=("referenced:fails",),
         )
@@ -130,6 +131,7 @@ def test_references_that_results_depend_on(beside):
     found = described_references(config)
     assert sorted(found) == [
         "algorithm.distillation_optimizer",
+        "algorithm.generator_optimizer",
         "algorithm.optimizer",
         "data.name",
         "metrics.mine",

@@ -248,3 +248,54 @@ def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
         # A probability is not the logarithm of odds, by which average precision ranks.
         with pytest.raises(ValueError, match=r"^threshold must be 0 for a SummedMetric.* got 0\.5"):
             of_one_logit(metric, threshold=0.5)
+
+
+def flat_targets():
+    """The data, whose targets are [examples] in place of [examples, 1]."""
+    columns = {"image": IMAGES, "target": TARGETS[:, 0]}
+    return FederatedData.from_arrays(columns, offsets=[0, 3, 6])
+
+
+def experiment_of_flat_targets(model):
+    data = flat_targets()
+    method = fed_avg(model, LocalTraining(batch_size=2))
+    algorithm = independent_pools({"main": Pool(method, np.arange(2), 2)}, data.columns)
+    return Experiment(algorithm, resident_data(data), {"test": data}, 1)
+
+
+# [batch, 1] - [batch] is [batch, batch].
+mixing = lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2, axis=-1)
+
+
+def test_a_loss_that_compares_each_example_with_all_is_refused():
+    model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=mixing, metrics={})
+    check_experiment(experiment_of(model))  # for targets [examples, 1] it is right
+    message = r"loss must compute an example's number from this example alone, .*'target': \[2\]"
+    with pytest.raises(ValueError, match=message) as error:
+        check_experiment(experiment_of_flat_targets(model))
+    assert "\n" not in str(error.value)
+
+
+def test_a_metric_that_compares_each_example_with_all_is_refused():
+    metric = lambda outputs, batch: (mixing(outputs, batch), jnp.ones(len(outputs)))
+    loss = lambda outputs, batch: (outputs[:, 0] - batch["target"]) ** 2
+    model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=loss, metrics={})
+    check_experiment(experiment_of_flat_targets(model))
+    with pytest.raises(ValueError, match=r"metrics\['error'\] must compute an example's number"):
+        check_experiment(experiment_of_flat_targets(model._replace(metrics={"error": metric})))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, batch: jnp.mean(outputs**2, axis=-1),
+        lambda outputs, batch: outputs[:, 0] - batch["target"],
+        per_example(lambda outputs, batch: jnp.mean((outputs[:, 0] - batch["target"]) ** 2)),
+        lambda outputs, batch: (
+            per_example(lambda o, b: jnp.sum(o * b["target"]))(outputs, batch) + outputs[:, 0]
+        ),
+    ],
+)
+def test_a_loss_of_each_example_alone_is_taken(loss):
+    model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=loss, metrics={})
+    check_experiment(experiment_of_flat_targets(model))

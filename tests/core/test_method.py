@@ -1,15 +1,19 @@
 """Predictors, bytes and keys of a method."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.communication import communication_of
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key, single_model
+from fedcodist.core.method_checks import users_line
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
@@ -48,3 +52,15 @@ def test_a_client_of_two_pools_draws_apart_in_each():
     root = jax.random.key(0)
     small, large = (client_key(root, 3, pool) for pool in ("small", "large"))
     assert not jnp.array_equal(jax.random.key_data(small), jax.random.key_data(large))
+
+
+@pytest.mark.parametrize("packages", ["site-packages", "dist-packages"])
+def test_the_users_line_is_of_no_installed_package(packages):
+    user, library = {}, {}
+    source = "def fails(*_):\n    raise ValueError('why')\n"
+    exec(compile(source, f"/usr/lib/python3/{packages}/optax/losses.py", "exec"), library)
+    beside = str(Path(users_line.__code__.co_filename).parents[1]) + "_of_mine/losses.py"
+    exec(compile("def loss(f):\n    return f()\n", beside, "exec"), user)
+    with pytest.raises(ValueError) as error:
+        user["loss"](library["fails"])
+    assert users_line(error.value) == "losses.py, line 2"

@@ -482,3 +482,91 @@ def test_bad_input_is_one_line(make, example, options, message):
     with pytest.raises(TypeError, match=message) as error:
         make(network, example, **options)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_linen_module_is_named():
+    for module, message in (
+        (
+            nn.Dense,
+            r"^module must be a flax.linen.Module, such as Dense\(...\), got the class itself",
+        ),
+        (
+            nnx.Linear(4, 3, rngs=nnx.Rngs(0)),
+            r"^module must be .*modules of Flax NNX are for from_flax_nnx",
+        ),
+        (lambda x: x, r"^module must be a flax.linen.Module, got"),
+    ):
+        with pytest.raises(TypeError, match=message) as error:
+            from_flax_linen(module, EXAMPLE)
+        assert "\n" not in str(error.value)
+
+
+def test_nnx_modules_are_made_by_a_function():
+    with pytest.raises(TypeError, match=r"^create must be a function of nnx.Rngs, .* made already"):
+        from_flax_nnx(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), EXAMPLE)
+
+    class Network(nnx.Module):
+        def __init__(self, *, rngs):
+            self.layer = nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    assert from_flax_nnx(Network, EXAMPLE).num_classes == 3
+
+
+def test_every_library_takes_several_columns():
+    columns = {"a": jnp.ones((1, 4)), "b": jnp.ones((1, 2))}
+    joined = lambda x: jnp.concatenate([x["a"], x["b"]], axis=-1)
+
+    class OfTwo(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(6, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(joined(x))
+
+    for model in (
+        from_haiku(lambda x: hk.Linear(3)(joined(x)), columns, inputs=("a", "b")),
+        from_flax_nnx(OfTwo, columns, inputs=("a", "b")),
+    ):
+        assert model.inputs == ("a", "b")
+        batch = {"a": jnp.ones((5, 4)), "b": jnp.ones((5, 2))}
+        assert model.outputs(model.init(jax.random.key(0)), batch).shape == (5, 3)
+    with pytest.raises(ValueError, match=r"^inputs must name the columns of example"):
+        from_haiku(lambda x: x["a"], columns, inputs=("a",))
+
+
+@pytest.mark.parametrize("outputs", [None, {"aux": 0}])
+def test_a_network_without_outputs_is_named(outputs):
+    def network(x):
+        hk.Linear(3)(x)
+        return jax.tree.map(jnp.float32, outputs)
+
+    with pytest.raises(
+        TypeError, match=r"the network must return outputs with a leading batch axis"
+    ):
+        from_haiku(network, EXAMPLE, loss=lambda outputs, batch: batch["y"], metrics={})
+
+
+def test_logits_among_other_outputs_tell_the_number_of_classes():
+    network = lambda x: {"embedding": x, "logits": hk.Linear(3)(x), "scale": jnp.float32(1)}
+    loss = lambda outputs, batch: outputs["logits"][:, 0]
+    assert from_haiku(network, EXAMPLE, loss=loss, metrics={}).num_classes == 3
+
+
+def test_random_streams_of_other_names_follow_the_key():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            if train:
+                x = x + jax.random.normal(self.make_rng("noise"), x.shape)
+            return nn.Dense(3)(x)
+
+    model = from_flax_linen(Noisy(), EXAMPLE)
+    variables = model.init(jax.random.key(0))
+    trained = lambda seed: model.apply(
+        variables, {"image": jnp.ones((2, 4))}, train=True, key=jax.random.key(seed)
+    )[0]
+    np.testing.assert_array_equal(trained(0), trained(0))
+    assert not np.allclose(trained(0), trained(1))

@@ -1,5 +1,8 @@
 """Hyper-parameters that change over the rounds, against a plain loop."""
 
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +83,21 @@ def test_parties_rate_that_decays_to_zero():
     for party in range(2):
         expected = after_steps(START, party, [RATE, RATE / 2, 0])
         np.testing.assert_allclose(weights[party], expected, rtol=1e-5)
+
+
+def test_a_field_that_holds_a_value_for_each_pool_is_scheduled_by_its_name():
+    class Hyper(NamedTuple):
+        alpha: dict[str, float]
+        rate: float
+
+    seen = lambda state, rows, round, hyper: (hyper, rows, {})
+    algorithm = averaging()._replace(hyper=Hyper({"one": 0.5, "two": 1.0}, 0.1), round=seen)
+    halved = lambda value, round: value / 2
+    at = lambda schedules: fc.scheduled(algorithm, schedules).round(
+        None, {}, SimpleNamespace(index=jnp.int32(0)), algorithm.hyper
+    )[0]
+    assert at({"alpha": halved}) == Hyper({"one": 0.25, "two": 0.5}, 0.1)
+    assert at({"alpha.two": halved}) == Hyper({"one": 0.5, "two": 0.5}, 0.1)
 
 
 @pytest.mark.parametrize(

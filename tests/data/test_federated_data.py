@@ -157,6 +157,20 @@ def test_from_client_dict():
     assert data.columns["t"].tolist() == ["ab", "c", "long text"]
 
 
+def test_the_clients_of_a_dictionary_may_be_numbers():
+    data = FederatedData.from_client_dict({7: {"x": [1]}, np.int64(3): {"x": [2]}})
+    assert data.client_ids.tolist() == ["7", "3"]
+    with pytest.raises(
+        ValueError, match=r"^the ids of clients must be different clients, got '7' twice"
+    ):
+        FederatedData.from_client_dict({7: {"x": [1]}, "7": {"x": [2]}})
+
+
+def test_an_id_that_is_missing_is_no_client():
+    with pytest.raises(ValueError, match="client_of_row must be all text where some are, got nan"):
+        FederatedData.from_arrays({"x": np.ones(3)}, client_of_row=["a", float("nan"), "b"])
+
+
 def test_clients_without_examples_only_on_request():
     clients = {"a": {"x": np.ones(2)}, "nobody": {"x": np.ones(0)}}
     with pytest.raises(ValueError, match="client 'nobody' has no examples"):

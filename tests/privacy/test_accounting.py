@@ -135,6 +135,14 @@ def test_a_bound_on_a_poisson_cohort_is_accounted_for():
     assert tight != loose  # with four slots a draw is cut in a sixth of the rounds
 
 
+def test_calibration_is_given_what_private_cohorts_makes():
+    pools = {"pool": Pool(AVERAGING, np.arange(6), 2)}
+    with pytest.raises(
+        TypeError, match=r"^pools\['pool'\] must be PrivateCohorts, as private_cohorts"
+    ):
+        calibrated_noise_multiplier(4.0, DELTA, 10, pools)
+
+
 def test_calibration_spends_the_budget_and_not_more():
     pools = {"pool": cohorts(range(20), 20)}
     z = calibrated_noise_multiplier(2.0, DELTA, 10, pools)

@@ -50,6 +50,8 @@ NAMES = ["<script>alert(1)</script> & co", "[/b] [red]x", r"$\frac{a$ and $", "a
         ("logloss", True, False),
         ("crossentropy", True, False),
         ("ppl", True, False),
+        ("rmsle", True, False),
+        ("huber", True, False),
         ("bpc", True, False),
         ("hamming", True, False),
         ("hamming_score", False, True),

@@ -138,6 +138,16 @@ def network_of_pixels():
     return from_flax_linen(nn.Dense(2), jnp.zeros((1, 3)), inputs="pixels")
 
 
+def in_turn(clients_of):
+    select = lambda round, key: Selection({"main": clients_of(round)}, {})
+    return make_algorithm()._replace(select=select)
+
+
+def of_two_clients():
+    """Of clients 0 and 2 of three."""
+    return independent_pools({"main": Pool(make_method(), np.array([0, 2]), 2)}, DATA.columns)
+
+
 def selects(**parts):
     select = make_algorithm().select
     return make_algorithm()._replace(select=lambda round, key: select(round, key).replace(**parts))
@@ -156,6 +166,30 @@ WRONG = {
     "no slash": (
         lambda: with_metrics(loss=jnp.float32(0)),
         r"algorithm.round must name its metrics '<pool>/<metric>', got 'loss'",
+    ),
+    "a name of what a line is of": (
+        lambda: with_metrics(main__round=jnp.float32(0)),
+        r"algorithm.round must not name a metric 'round'",
+    ),
+    "a client beyond the last in a later round": (
+        lambda: in_turn(lambda round: 2 * round + jnp.arange(2)),
+        r"clients\['main'\] from 0 to 2, none twice, got 3 in round 1\.",
+    ),
+    "a client twice in a later round": (
+        lambda: in_turn(lambda round: jnp.arange(2) // (1 + round)),
+        r"got 0 in round 1 twice",
+    ),
+    "a client of no pool": (
+        lambda: of_two_clients()._replace(
+            select=lambda round, key: Selection({"main": jnp.array([0, 1])}, {})
+        ),
+        r"clients\['main'\] from 0 to 2, none twice, got 1 in round 0, which is not of this pool\.",
+    ),
+    "a key as a client state": (
+        lambda: make_algorithm()._replace(
+            client_states={"main": ClientStates(np.arange(3), jax.random.key(0))}
+        ),
+        r"algorithm.client_states must hold arrays that a checkpoint can hold",
     ),
     "text": (
         lambda: with_metrics(main__note="good"),
@@ -494,6 +528,10 @@ OPTIMIZERS = {
     "line search": (optax.lbfgs, "got one that also needs values of the loss"),
     "of nothing": (lambda: optax.sgd(0.1), "got one that fails with it: .*0 positional arguments"),
     "no optimizer": (lambda rate: "sgd", "got one that returns str"),
+    "noise": (
+        lambda rate: optax.noisy_sgd(rate, key=0),
+        "got one that keeps a random key, as optax.add_noise does",
+    ),
     "a function of a function": (lambda rate: optax.sgd, "got one that returns function"),
 }
 

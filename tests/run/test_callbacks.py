@@ -268,6 +268,38 @@ def decisions(callback, history):
     return [callback([], history=upto(round)) for round in rounds]
 
 
+def test_what_a_callback_changes_stays_in_the_callback():
+    def careless(records, history):
+        for line in (*records, *history):
+            line.pop("round")
+            line["accuracy"] = 0.0
+
+    records = lines(0.5)
+    call_callbacks([careless, careless], records, dict, records)
+    assert records == lines(0.5)
+
+
+def test_callbacks_are_not_called_with_nothing_before_the_last_round(tmp_path):
+    seen = []
+    only_at_the_end = experiment(
+        rounds=2, splits={}, final_splits={}, final_client_splits={"later": examples(3)}
+    )
+    watch = lambda records: seen.append(records[0]["round"])
+    run_experiment(only_at_the_end, tmp_path, callbacks=[watch], **SETTINGS)
+    assert seen == [1, 2]  # the first has lines of training alone
+
+
+def test_a_kept_round_that_was_the_last_has_no_final_client_splits_after_growth(tmp_path):
+    keep = [at(3, Decision(keep=True))]
+    run = functools.partial(run_experiment, callbacks=keep, **SETTINGS)
+    settings = dict(final_splits={}, final_client_splits={"later": examples(3)})
+    assert (
+        "later" in run(experiment(rounds=3, **settings), tmp_path).summary["kept"]["final"]["main"]
+    )
+    grown = run(experiment(rounds=5, **settings), tmp_path).summary["kept"]
+    assert grown["round"] == 3 and grown["final"]["main"].keys() == {"train"}
+
+
 def test_an_error_of_a_callback_names_it_and_the_round():
     class Watcher:
         def __call__(self, records):

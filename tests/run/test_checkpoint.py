@@ -147,8 +147,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     half.write_bytes(b"half")
     save_checkpoint(tmp_path, 2, make_state(), {})
     assert half.is_file()  # another run that shares the folder may be writing it
+    (tmp_path / "kept").mkdir()
+    half_kept = tmp_path / "kept" / ".round_00000001.msgpack.4711"
+    half_kept.write_bytes(b"half")
     set_damaged_aside(tmp_path, 2)  # when a run starts
-    assert [path.name for path in tmp_path.iterdir()] == ["round_00000002.msgpack"]
+    assert not half_kept.exists()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [
+        "round_00000002.msgpack"
+    ]
 
 
 def test_no_name_holds_half_a_file_at_any_moment(tmp_path, monkeypatch):

@@ -137,6 +137,23 @@ def test_every_loss_and_metric_that_indexes_by_class(of_model):
     assert line.startswith("column 'y' of split 'test'") and "got -1 to 1" in line
 
 
+@pytest.mark.parametrize("source", [resident_data, StreamedData])
+def test_float_labels_that_are_cast_are_checked_too(source):
+    as_whole = lambda batch, key, positions: {**batch, "label": batch["label"].astype(jnp.int32)}
+    good = examples(LABELS.astype(np.float32))
+    check_experiment(experiment(good, {"test": good}, preprocess=as_whole, source=source))
+    bad = examples(np.where(LABELS == 1, -1.0, LABELS).astype(np.float32))
+    line = told(train=good, splits={"test": bad}, preprocess=as_whole, source=source)
+    assert line.startswith("column 'label' of split 'test' must have whole numbers from 0 to 2")
+    assert "got -1 to 2" in line
+
+
+def test_a_metric_may_look_at_the_first_few_classes_only():
+    of_first = lambda o, b: (jnp.isin(b["label"], jnp.arange(2)) * 1.0, jnp.ones(len(o)))
+    train = examples()
+    check_experiment(experiment(train, {"test": train}, of_model={"metrics": {"first": of_first}}))
+
+
 def test_targets_that_are_no_classes_may_be_any_numbers():
     settings = {
         "of_model": {

@@ -385,6 +385,33 @@ def test_another_experiment_is_told_from_the_first_without_a_config(finished, ch
         run_experiment(make_experiment(**changes), finished)
 
 
+def test_numbers_may_be_numpys(tmp_path):
+    """Settings and summary are written as JSON."""
+    settings = dict(seed=np.int64(7), rounds=np.int32(1), evaluate_every=np.int64(1))
+    run_experiment(make_experiment(**settings), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 1
+
+
+def test_several_labels_of_an_example_have_no_accuracy_per_label():
+    """Grouped by the largest entry, an example would count for its first label alone."""
+    labels = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]], np.float32)
+    images = np.random.default_rng(0).normal(size=(4, FEATURES)).astype(np.float32)
+    data = FederatedData.from_arrays({"image": images, "label": labels}, offsets=[0, 2, 4])
+    loss = lambda outputs, batch: jnp.sum((outputs - batch["label"]) ** 2, axis=-1)
+    exact = lambda outputs, batch: (
+        jnp.all((outputs > 0.5) == (batch["label"] > 0.5), axis=-1) * 1.0,
+        jnp.ones(len(outputs)),
+    )
+    model = from_flax_linen(
+        nn.Dense(3), jnp.zeros((1, FEATURES)), loss=loss, metrics={"accuracy": exact}
+    )
+    pool = Pool(fed_avg(model, LocalTraining(batch_size=2)), np.arange(2), 2)
+    algorithm = independent_pools({"main": pool}, data.columns)
+    outcome = run_experiment(Experiment(algorithm, resident_data(data), {"test": data}, 1))
+    (line,) = [r for r in outcome.records if r["round"] == 1 and r["split"] == "test"]
+    assert "accuracy" in line and "per_label_accuracy" not in line
+
+
 def test_another_start_is_told_from_the_first(finished):
     state = run_experiment(make_experiment()).state
     with pytest.raises(RunFolderError, match="start is"):
@@ -445,7 +472,7 @@ def test_a_server_update_that_is_not_finite_is_never_a_checkpoint(tmp_path):
         return dict(state) | {"fast": fast}, rows, metrics
 
     experiment = experiment._replace(algorithm=experiment.algorithm._replace(round=round_))
-    with pytest.raises(TrainingDiverged, match="by round 4, pool 'fast', seed 7"):
+    with pytest.raises(TrainingDiverged, match="by round 4, model 'fast', seed 7"):
         run_experiment(experiment, tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
         "round_00000002.msgpack"
@@ -509,7 +536,7 @@ def test_rows_that_the_algorithm_was_told_of(stream):
     experiment = make_experiment()._replace(data=data)
     algorithm = experiment.algorithm._replace(select=select, data_set_sizes={"unlabelled": 9})
     with pytest.raises(
-        ValueError, match=r"'unlabelled' must have the 9 rows .* it has 7"
+        ValueError, match=r"'unlabelled' must have the 9 examples .* it has 7"
     ) as raised:
         check_experiment(experiment._replace(algorithm=algorithm))
     assert "\n" not in str(raised.value)

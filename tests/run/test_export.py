@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -52,6 +53,20 @@ def test_keys_that_names_of_tensors_cannot_hold_as_they_are(tmp_path):
     }
     save_model(tmp_path / "model", Variables(params, {}))
     assert_same(load_model(tmp_path / "model"), Variables(params, {}))
+
+
+class Layer(NamedTuple):
+    kernel: np.ndarray
+    bias: np.ndarray
+
+
+def test_trees_that_are_no_dictionaries_are_written_too(tmp_path):
+    path = tmp_path / "model"
+    save_model(path, Variables([(np.ones(1), np.ones(2)), Layer(np.ones(3), np.ones(4))], {}))
+    layers = {0: {0: np.ones(1), 1: np.ones(2)}, 1: {"kernel": np.ones(3), "bias": np.ones(4)}}
+    assert_same(load_model(path), Variables(layers, {}))
+    save_model(path, Variables(np.ones(5), {}))
+    assert_same(load_model(path), Variables(np.ones(5), {}))
 
 
 def linen_model():
