@@ -27,6 +27,7 @@ class Verdict(NamedTuple):
       paper: the paper's numbers, or where it says that the difference lies.
       ours: our differences with their intervals, in points; empty without runs.
       is_main: whether the table at the top of the page has it. The others are only counted.
+      again: what differs, if another verdict is on the same statement; such ones are counted apart.
     """
 
     text: str
@@ -35,6 +36,7 @@ class Verdict(NamedTuple):
     paper: str = ""
     ours: str = ""
     is_main: bool = True
+    again: str = ""
 
 
 def judge(text: str, differences: Sequence[float], expected: str, heading: str) -> Verdict:
@@ -79,8 +81,11 @@ def verdict_table(
     ]
     counts = ""
     if len(rows) < len(verdicts):
-        of_words = [f"{sum(v.word == word for v in verdicts)} {word}" for word in WORDS]
-        counts = f"All {len(verdicts)} statements: {', '.join(of_words)}."
+        first = [verdict for verdict in verdicts if not verdict.again]
+        counts = f"All {len(first)} statements: {_counted(first)}."
+        for again in dict.fromkeys(v.again for v in verdicts if v.again):
+            same = [verdict for verdict in verdicts if verdict.again == again]
+            counts += f" {len(same)} of them again with {again}: {_counted(same)}."
     parts = [
         table(HEADINGS, rows, texts=2) if rows else "",
         " ".join(filter(None, (counts, after))),
@@ -91,6 +96,10 @@ def verdict_table(
 def anchor(heading: str) -> str:
     """The anchor of a heading on GitHub; for plain letters also on the documentation's site."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(f"{sum(v.word == word for v in verdicts)} {word}" for word in WORDS)
 
 
 def _expected_range(expected: str) -> tuple[float, float]:

@@ -32,7 +32,8 @@ def earlier_verdicts(records: Sequence[Record]) -> list[Verdict]:
         findings = [find(comparison, earlier, records) for comparison in claim.comparisons]
         if verdict(findings) != OPEN:
             about = claim._replace(text=f"{EARLIER}: {claim.text}")
-            found.append(_verdict(about, EARLIER, findings))
+            of_claim = _verdict(about, EARLIER, findings)
+            found.append(of_claim._replace(again=EARLIER[0].lower() + EARLIER[1:]))
     return found
 
 
