@@ -167,6 +167,18 @@ def test_scaffold_starts_as_uniform_fed_avg(option):
 
 
 @pytest.mark.slow
+def test_with_one_step_of_everybody_scaffold_is_gradient_descent_on_the_mean():
+    """The corrections of all clients sum to zero, in every round."""
+    one_step = TRAINING._replace(epochs=1)
+    w, _ = run(variates(training=one_step))
+    expected = start()
+    for _ in range(ROUNDS):
+        gradients = [gradient(expected, client) for client in range(len(SIZES))]
+        expected = expected - RATE * np.mean(gradients, axis=0)
+    np.testing.assert_allclose(w, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_the_servers_variate_is_the_mean_of_the_clients():
     """When all start at zero, whoever takes part."""
     from fedcodist.core.client_states import device_client_states

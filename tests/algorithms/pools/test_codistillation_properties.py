@@ -555,6 +555,22 @@ def test_pools_draw_the_same_cohorts_alone_and_together():
     assert len({tuple(alone) for alone, _ in cohorts}) > 1
 
 
+def test_pools_of_the_same_clients_draw_independently():
+    """A client may be in the cohorts of both pools in one round."""
+    columns = _codistillation_data()[0].columns
+    pools = {
+        name: pool._replace(clients=np.arange(8), cohort_size=3)
+        for name, pool in _two_pools().items()
+    }
+    select = jax.jit(independent_pools(pools, columns).select, compiler_options=QUICK)
+    drawn = [select(round, ROOT).clients.values() for round in range(20)]
+    both = [[set(np.asarray(cohort).tolist()) for cohort in cohorts] for cohorts in drawn]
+    shared = [len(set.intersection(*cohorts)) for cohorts in both]
+    assert min(shared) < 3 and max(shared) > 0
+    # Of three of eight clients, 9/8 are expected to be in the other cohort too.
+    assert 0.5 < np.mean(shared) < 1.8
+
+
 # Symmetry.
 
 

@@ -33,7 +33,7 @@ from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.client_states import device_client_states
-from fedcodist.core.inputs import Round
+from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
@@ -277,6 +277,27 @@ def test_one_model_and_one_round_is_fed_avg(steps):
     pool = Pool(AVERAGING, np.arange(len(SIZES)), 5)
     plain, _ = trained(independent_pools({MAIN: pool}, federated().columns))
     np.testing.assert_allclose(weights_of(alone[0]), weights_of(plain[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_without_distillation_the_main_model_has_no_special_role():
+    """If two models and their groups change places, so do the results."""
+    algorithm, key = sdd(num_models=2, cohort=4, steps=0), jax.random.key(0)
+    state, clients = algorithm.init(key), algorithm.select(0, key).clients
+    data = jax.tree.map(jnp.asarray, resident_data(federated()))
+
+    @jax.jit
+    def models_after(models, clients):
+        inputs = data.read(Selection(clients, {}))
+        round = Round(0, key, inputs)
+        rows = dict.fromkeys(clients)
+        after, *_ = algorithm.round(state._replace(models=models), rows, round, algorithm.hyper)
+        return after.models
+
+    changed = lambda named: {MAIN: named["model_1"], "model_1": named[MAIN]}
+    found = models_after(changed(state.models), changed(clients))
+    expected = changed(models_after(state.models, clients))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+    assert np.abs(np.subtract(*map(np.ravel, jax.tree.leaves(expected)[:2]))).max() > 1e-3
 
 
 @pytest.mark.slow
