@@ -38,8 +38,6 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
     """
 
     def loss(outputs: Any, batch: Batch) -> jax.Array:
-        if _is_probed.get():
-            raise TypeError("one example at a time cannot be mixed with others")
         size = _shape(jax.tree.leaves(outputs)[0])[:1]
         axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
 
@@ -123,7 +121,7 @@ def _check_apart(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
     """Raises WrongShape for a function that broadcasts a column of the batch against the outputs.
 
     Every example would be compared with all examples of the batch, padding too. Such a function does not
-    notice columns that are longer than the outputs.
+    notice columns that are longer than the outputs. Losses of `per_example` look nothing up by name.
     """
     if _is_probed.get():  # a loss inside a loss
         return

@@ -34,8 +34,9 @@ def check_method(
     Args:
       method: a FederatedMethod.
       columns: the federated data's columns, arrays or shapes.
-      has_server: whether the method's own functions are the server. False for HeteroFL: its clients get
-        a part of the model, and its algorithm holds the whole.
+      has_server: whether the method's own functions are the server. False for methods of levels
+        (HeteroFL, FedRolex, FjORD, DepthFL): clients get a part of the model, and the algorithm holds
+        the whole.
 
     Returns:
       The shapes of the message that a client downloads, and of its ClientResult.

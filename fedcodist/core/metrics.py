@@ -17,18 +17,16 @@ Statistic = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
 
 
 class Metric(NamedTuple):
-    """A metric whose accumulator is a pytree that may be summed over batches and devices.
+    """A metric whose accumulator is a pytree. Accumulators of batches and devices are added.
 
     Attributes:
       init: () -> accumulator of no examples.
       evaluate: (outputs, batch, mask [batch]) -> accumulator of one batch.
-      merge: (accumulator, accumulator) -> accumulator.
       compute: accumulator -> scalar or array; NaN where there were no examples.
     """
 
     init: Callable[[], Any]
     evaluate: Callable[[Any, Batch, jax.Array], Any]
-    merge: Callable[[Any, Any], Any]
     compute: Callable[[Any], jax.Array]
 
 
@@ -217,7 +215,7 @@ def mean(statistic: Statistic) -> Metric:
         weights = weights * mask
         return jnp.sum(_weighted(values, weights)), jnp.sum(weights)
 
-    return Metric(lambda: (jnp.zeros(()), jnp.zeros(())), evaluate, _add, _ratio)
+    return Metric(lambda: (jnp.zeros(()), jnp.zeros(())), evaluate, _ratio)
 
 
 def grouped_mean(
@@ -241,7 +239,7 @@ def grouped_mean(
         total = jax.ops.segment_sum(_weighted(values, weights), index, num_groups)
         return total, jax.ops.segment_sum(weights, index, num_groups)
 
-    return Metric(init, evaluate, _add, _ratio)
+    return Metric(init, evaluate, _ratio)
 
 
 def summed(metric: SummedMetric, like: Any) -> Metric:
@@ -258,7 +256,7 @@ def summed(metric: SummedMetric, like: Any) -> Metric:
     def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: _real(leaf, mask).sum(0), metric.sums(outputs, batch))
 
-    return Metric(init, evaluate, _add, metric.compute)
+    return Metric(init, evaluate, metric.compute)
 
 
 def grouped_sums(
@@ -275,7 +273,12 @@ def grouped_sums(
         total = lambda leaf: jax.ops.segment_sum(_real(leaf, mask), index, num_groups)
         return jax.tree.map(total, metric.sums(outputs, batch))
 
-    return Metric(init, evaluate, _add, jax.vmap(metric.compute))
+    return Metric(init, evaluate, jax.vmap(metric.compute))
+
+
+def added(accumulator: PyTree, other: PyTree) -> PyTree:
+    """The accumulator of the examples of both."""
+    return jax.tree.map(jnp.add, accumulator, other)
 
 
 def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -320,10 +323,6 @@ def _labels(outputs: jax.Array, batch: Batch, label: str) -> jax.Array:
     """As `class_labels`, but labels of the predictions' rank are not changed."""
     labels, rank = batch[label], outputs.ndim - 1
     return labels if labels.ndim == rank else class_labels(labels, outputs.shape[-1], rank, label)
-
-
-def _add(left: PyTree, right: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, left, right)
 
 
 def _ratio(accumulator: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -111,7 +111,8 @@ def from_flax_linen(
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
-      TypeError: `example` is no array, `loss` no function of outputs and batch, or `metrics` no mapping.
+      TypeError: `module` is no linen module, `example` no array, `loss` no function of outputs and batch,
+        or `metrics` no mapping; or the network returns nothing.
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
         dropout or batch statistics are never on; names a loss or metric that is not one number per
         example.
@@ -197,7 +198,7 @@ def from_flax_nnx(
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
-      ValueError: as `from_flax_linen`.
+      TypeError, ValueError: as `from_flax_linen`; also if `create` is a module that is made already.
     """
     from flax import nnx
 
@@ -275,7 +276,9 @@ def from_haiku(
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
-      ValueError: as `from_flax_linen`.
+      TypeError, ValueError: as `from_flax_linen`; also if `network` is a class or is
+        transformed already.
+      ImportError: Haiku is not installed.
     """
     check_installed("from_haiku", "haiku", "haiku")
     import haiku as hk

@@ -16,7 +16,7 @@ class SummedMetric(NamedTuple):
 
     Attributes:
       sums: (outputs, batch) -> pytree of arrays [batch, ...], one entry per example. They are summed
-        over the examples; booleans are counted.
+        over the examples; booleans are counted. Sums of integers must stay below 2^31.
       compute: pytree of the sums [...] -> scalar; NaN where the metric is undefined.
 
     How often a class is predicted, divided by how often it is the label:

@@ -109,7 +109,7 @@ def evaluate(
     def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
-            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
+            name: metrics_lib.added(accumulators[name], metric.evaluate(computed, batch, mask))
             for name, metric in parts.items()
         }
 
@@ -152,7 +152,7 @@ def evaluate_client(
     def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
-            name: metric.merge(accumulators[name], metric.evaluate(computed, batch, mask))
+            name: metrics_lib.added(accumulators[name], metric.evaluate(computed, batch, mask))
             for name, metric in parts.items()
         }
 

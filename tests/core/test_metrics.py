@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from fedcodist.core.metrics import accuracy, f_score, grouped_mean, mean, precision, recall
+from fedcodist.core.metrics import accuracy, added, f_score, grouped_mean, mean, precision, recall
 
 
 def _value_statistic(outputs, batch):
@@ -28,7 +28,7 @@ def _over_batches(metric, values, weights, groups, mask, batch_size):
     for first in range(0, len(values), batch_size):
         part = slice(first, first + batch_size)
         batch = {"weight": jnp.asarray(weights[part]), "group": jnp.asarray(groups[part])}
-        total = metric.merge(total, metric.evaluate(jnp.asarray(values[part]), batch, mask[part]))
+        total = added(total, metric.evaluate(jnp.asarray(values[part]), batch, mask[part]))
     return np.asarray(metric.compute(total))
 
 
@@ -101,7 +101,7 @@ def test_precision_recall_and_f_are_scikit_learns(seed, batch_size, share, predi
         for first in range(0, 12, batch_size):
             part = slice(first, first + batch_size)
             batch = {"label": jnp.asarray(label[part])}
-            total = metric.merge(total, metric.evaluate(logits[part], batch, mask[part]))
+            total = added(total, metric.evaluate(logits[part], batch, mask[part]))
         expected = independent(
             label[mask > 0], predicted[mask > 0], labels=[1], average="macro", zero_division=np.nan
         )

@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score, f1_score, top_k_accuracy_sc
 from fedcodist.core.example_losses import checked_statistic
 from fedcodist.core.method import single_model
 from fedcodist.core.metrics import (
+    added,
     average_precision,
     grouped_sums,
     macro_f_score,
@@ -43,7 +44,7 @@ def over_batches(metric, logits, labels, mask, size):
         part = slice(first, first + size)
         batch = {"label": jnp.asarray(labels[part])}
         new = whole.evaluate(jnp.asarray(logits[part]), batch, jnp.asarray(mask[part], jnp.float32))
-        total = whole.merge(total, new)
+        total = added(total, new)
     return float(whole.compute(total))
 
 
@@ -118,7 +119,7 @@ def test_counts_of_many_examples_are_exact():
     """A float32 would stay at 2^24."""
     metric = SummedMetric(lambda outputs, batch: outputs > 0, lambda total: total / 2)
     whole = summed(metric, jax.ShapeDtypeStruct((3,), bool))
-    total = whole.merge(jnp.int32(2**24), whole.evaluate(jnp.ones(3), {}, jnp.array([1.0, 0, 0])))
+    total = added(jnp.int32(2**24), whole.evaluate(jnp.ones(3), {}, jnp.array([1.0, 0, 0])))
     assert whole.init().dtype == jnp.int32 and int(total) == 2**24 + 1
 
 
@@ -141,7 +142,7 @@ def test_groups_have_their_own_sums():
     shapes = jax.eval_shape(macro_f_score().sums, jnp.asarray(logits), batch)
     metric = grouped_sums(macro_f_score(), shapes, lambda batch: batch["group"], 5)
     total = metric.evaluate(jnp.asarray(logits), batch, jnp.asarray(mask, jnp.float32))
-    found = metric.compute(metric.merge(metric.init(), total))
+    found = metric.compute(added(metric.init(), total))
     for group in range(4):
         kept = mask & (groups == group)
         expected = f1_score(labels[kept], logits[kept].argmax(-1), average="macro")

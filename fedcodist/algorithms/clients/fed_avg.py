@@ -68,6 +68,9 @@ def fed_avg(
         the optimizer's state, so resetting the moments does not reset the schedule.
       hyper: learning rates.
 
+    Raises:
+      TypeError, ValueError: names the argument and what is allowed.
+
     >>> import flax.linen as nn
     >>> from fedcodist.core.model import from_flax_linen
     >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
@@ -142,7 +145,8 @@ def fed_opt(
 ) -> FederatedMethod:
     """FedOpt (Reddi et al., 2021): `fed_avg` whose server takes steps of Adam, or of another optimizer.
 
-    Arguments are `fed_avg`'s. The server's learning rate has to be tuned together with the clients'.
+    Arguments and errors are `fed_avg`'s. The server's learning rate has to be tuned together with the
+    clients'.
     """
     return fed_avg(model, training, server_optimizer, schedule, hyper)
 

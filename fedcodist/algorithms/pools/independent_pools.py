@@ -28,6 +28,9 @@ def independent_pools(
       columns: the federated data's columns (arrays or shapes), for counting bytes.
       execution: how clients are executed.
       name: the method's name in tables; by default the names of the pools' methods.
+
+    Raises:
+      TypeError, ValueError: names the argument and what is allowed.
     """
     check_arguments(independent_pools, locals())
     pools = check_pools(pools)

@@ -168,7 +168,15 @@ def _drawn(name: str, pool: Pool, round: jax.Array, key: jax.Array) -> jax.Array
 
 
 def private_cohorts(pools: Mapping[str, Pool]) -> dict[str, PrivateCohorts]:
-    """The pools' cohorts, for privacy accounting; empty if no pool is private."""
+    """The pools' cohorts, for `calibrated_noise_multiplier` and the accounting of a run.
+
+    Args:
+      pools: name -> Pool.
+
+    Returns:
+      name -> the pool's clients, noise multiplier and cohorts. Pools without a private method have the
+      noise multiplier 0. Empty if no pool has a private method.
+    """
     if all(pool.method.privacy is None for pool in pools.values()):
         return {}
     return {
