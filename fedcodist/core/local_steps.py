@@ -12,6 +12,7 @@ from fedcodist.core import batches, keys
 from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_function, check_integer, check_stream
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory, lasting_state
@@ -123,6 +124,8 @@ def train_steps(
         batch = batches.read(
             data.columns, indices[round_step], training.preprocess, input_key, positions
         )
+
+        note_inputs(model, batch)
 
         def private_loss(params: PyTree) -> tuple[jax.Array, PyTree]:
             outputs, mutable = model.apply(

@@ -12,6 +12,7 @@ from fedcodist.core import batches, keys
 from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
+from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Batch, Model, Variables
@@ -126,6 +127,7 @@ def train_client(
     def loss(
         params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
+        note_inputs(model, batch)
         check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
         outputs, mutable = model.apply(
             Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask

@@ -111,8 +111,8 @@ def from_flax_linen(
       metrics: name -> statistic or SummedMetric; by default accuracy.
 
     Raises:
-      TypeError: `module` is no linen module, `example` no array, `loss` no function of outputs and batch,
-        or `metrics` no mapping; or the network returns nothing.
+      TypeError: `module` is no linen module, `example` no array, `loss` no function of outputs and
+        batch, or `metrics` no mapping; or the network returns nothing.
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
         dropout or batch statistics are never on; names a loss or metric that is not one number per
         example.

@@ -12,6 +12,7 @@ from fedcodist.core import batches, keys
 from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_integer, check_number, check_stream
 from fedcodist.core.devices import sum_over_devices, this_device
+from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import Examples
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
@@ -207,6 +208,7 @@ def distillation_loop(
             losses, mutable = {}, {}
             for name in students:
                 student = Variables(params[name], variables[name].mutable)
+                note_inputs(models[name], batch)
                 check_dealt_batches(
                     models[name].apply, student, batch, settings.batch_size, devices
                 )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
+from fedcodist.core.input_types import noted_inputs, types_of_round
 from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
     Promised,
@@ -26,7 +27,7 @@ from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 PyTree = Any
 
 
-def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
+def check_algorithm(algorithm: Any, data: Any) -> tuple[list[Filled], Mapping[str, set[Any]]]:
     """Checks by shape that an algorithm's functions fit together and fit the data.
 
     Args:
@@ -34,7 +35,8 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
       data: ResidentData or StreamedData.
 
     Returns:
-      The batches of a round that may be padded although the network's batch statistics count padding.
+      The batches of a round that may be padded although the network's batch statistics count padding,
+      and column -> the types in which networks got it in training.
 
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
@@ -54,7 +56,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     hyper = hyper_shapes(algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, client_states, Round(integer, key, inputs), hyper)
-    with collected() as filled:
+    with collected() as filled, noted_inputs() as input_types:
         new_state, new_client_states, metrics = _round(algorithm, selection, arguments)
     check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
     check_same(
@@ -66,7 +68,7 @@ def check_algorithm(algorithm: Any, data: Any) -> list[Filled]:
     for name, predictor in algorithm.predictors.items():
         where = f"algorithm.predictors[{name!r}].variables"
         check_variables(where, traced(where, predictor.variables, state))
-    return of_round(algorithm.round, filled)
+    return of_round(algorithm.round, filled), types_of_round(algorithm.round, input_types)
 
 
 def _check_no_keys(must: str, tree: PyTree) -> None:

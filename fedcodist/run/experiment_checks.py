@@ -82,8 +82,8 @@ def check_settings(experiment: Any) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
-    filled = check_algorithm(experiment.algorithm, experiment.data)
-    check_models(experiment, filled)
+    filled, input_types = check_algorithm(experiment.algorithm, experiment.data)
+    check_models(experiment, filled, input_types)
     check_data(experiment)
     return every
 

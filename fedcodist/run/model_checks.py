@@ -22,12 +22,14 @@ from fedcodist.run.sources import ResidentData, StreamedData
 PyTree = Any
 
 
-def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
+def check_models(
+    experiment: Any, filled: Sequence[Filled], input_types: Mapping[str, set[Any]]
+) -> None:
     """Checks by shape that an experiment's models fit its data.
 
     Args:
       experiment: an `Experiment`.
-      filled: the result of `check_algorithm` for it.
+      filled, input_types: the result of `check_algorithm` for it.
 
     Raises:
       ValueError, TypeError: a loss or metric is not one number per example; the message names the model
@@ -41,6 +43,7 @@ def check_models(experiment: Any, filled: Sequence[Filled]) -> None:
             check_metric_name(f"metrics[{metric!r}] of model {name!r}", metric)
     _check_evaluation(experiment, predictors)
     _warn_of_other_images(experiment)
+    _warn_of_other_types(experiment, {p.model.inputs for p, _ in predictors.values()}, input_types)
     _check_statistics(experiment.data, filled)
 
 
@@ -111,10 +114,7 @@ def _warn_of_other_images(experiment: Any) -> None:
     """Warns if a split has images of another shape than the clients', such as transposed ones."""
 
     def shapes(columns: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), c.dtype) for n, c in columns.items()}
-        position = jax.ShapeDtypeStruct((1,), jnp.int32)
-        key = keys.key_shape()
-        batch = jax.eval_shape(experiment.evaluation_preprocess, one, key, position)
+        batch = _preprocessed(experiment, columns)
         return {name: column.shape[1:] for name, column in batch.items() if column.ndim == 4}
 
     clients = {name: _shape(column) for name, column in experiment.data.columns.items()}
@@ -154,6 +154,45 @@ def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any
         if clients[name].shape[1:] != column.shape[1:]:
             return f"column {name!r} must be {expected} of an example, as the clients' is, got {given}."
     return f"{(str(error).splitlines() or [type(error).__name__])[0]}{place}"
+
+
+def _warn_of_other_types(
+    experiment: Any, inputs: set[tuple[str, ...]], trained: Mapping[str, set[Any]]
+) -> None:
+    """Warns if networks get an input as integers in evaluation and as floats in training, or reversed.
+
+    Training includes a distillation.
+    """
+    kind = lambda dtype: "floats" if jnp.issubdtype(dtype, jnp.floating) else "integers"
+    for split, data in all_splits(experiment).items():
+        batch = _preprocessed(experiment, data.columns)
+        for column in sorted(batch.keys() & {column for columns in inputs for column in columns}):
+            kinds = {kind(dtype) for dtype in trained.get(column, ())}
+            if kinds and kind(batch[column].dtype) not in kinds:
+                in_training = ", ".join(sorted(str(dtype) for dtype in trained[column]))
+                warnings.warn(
+                    f"column {column!r} reaches networks as {batch[column].dtype} on split {split!r}, "
+                    f"and as {in_training} in training: evaluation_preprocess should scale it as the "
+                    "preprocessing of training does.",
+                    stacklevel=2,
+                )
+                return
+    for column, dtypes in trained.items():
+        if len({kind(dtype) for dtype in dtypes}) > 1:
+            warnings.warn(
+                f"column {column!r} reaches networks in training as "
+                f"{' and as '.join(sorted(str(dtype) for dtype in dtypes))}: all preprocessings should "
+                "scale it in the same way, that of a distillation too.",
+                stacklevel=2,
+            )
+
+
+def _preprocessed(experiment: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of one example after the preprocessing of evaluation."""
+    dtype = lambda column: jax.dtypes.canonicalize_dtype(column.dtype)
+    one = {n: jax.ShapeDtypeStruct((1, *c.shape[1:]), dtype(c)) for n, c in columns.items()}
+    position = jax.ShapeDtypeStruct((1,), jnp.int32)
+    return jax.eval_shape(experiment.evaluation_preprocess, one, keys.key_shape(), position)
 
 
 def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled]) -> None:

@@ -453,6 +453,52 @@ def test_labels_of_another_type_are_one_line():
         check_experiment(experiment(examples(LABELS.astype(np.float32))))
 
 
+BYTES = np.random.default_rng(3).integers(0, 256, (ROWS, 4)).astype(np.uint8)
+scaled = lambda batch, key, positions: {**batch, "image": batch["image"] / 255}
+
+
+def trained_on_scaled_bytes(data_sets=None, **settings):
+    """An experiment whose clients scale bytes in training."""
+    train = examples(images=BYTES)
+    model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, 4)))
+    method = fc.fed_avg(model, fc.LocalTraining(batch_size=4, preprocess=scaled))
+    pool = fc.Pool(method, np.arange(2), 2)
+    algorithm = independent_pools({"main": pool}, train.columns)
+    return Experiment(algorithm, resident_data(train, {}), {"test": train}, 1, **settings)
+
+
+def test_bytes_that_only_training_scales_are_warned_of():
+    line = (
+        r"^column 'image' reaches networks as uint8 on split 'test', and as float32 in training: "
+        "evaluation_preprocess should scale it"
+    )
+    for _ in range(2):  # also where JAX has traced the round before
+        with pytest.warns(UserWarning, match=line):
+            check_experiment(trained_on_scaled_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_experiment(trained_on_scaled_bytes(evaluation_preprocess=scaled))
+
+
+def test_bytes_that_a_distillation_does_not_scale_are_warned_of():
+    train, images = examples(images=BYTES), {"image": BYTES}
+    model = from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, 4)))
+    method = fc.fed_avg(model, fc.LocalTraining(batch_size=4, preprocess=scaled))
+    pools = {name: fc.Pool(method, np.arange(2), 2) for name in ("small", "large")}
+
+    def with_distillation(**settings):
+        distillation = fc.Distillation(steps=2, batch_size=4, mixup_beta=0, **settings)
+        algorithm = fc.fed_df(pools, train.columns, ROWS, distillation)
+        data = resident_data(train, {"unlabelled": images})
+        return Experiment(algorithm, data, {"test": train}, 1, evaluation_preprocess=scaled)
+
+    with pytest.warns(UserWarning, match="networks in training as float32 and as uint8: all"):
+        check_experiment(with_distillation())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_experiment(with_distillation(preprocess=scaled))
+
+
 def test_images_of_another_shape_than_the_clients_are_warned_of():
     """A network that flattens its inputs takes transposed images without a word."""
 
