@@ -58,7 +58,7 @@ def test_a_client_of_two_pools_draws_apart_in_each():
 def test_the_users_line_is_of_no_installed_package(packages):
     user, library = {}, {}
     source = "def fails(*_):\n    raise ValueError('why')\n"
-    exec(compile(source, f"/usr/lib/python3/{packages}/optax/losses.py", "exec"), library)
+    exec(compile(source, f"/usr/lib/python3/{packages}/optax/functions.py", "exec"), library)
     beside = str(Path(users_line.__code__.co_filename).parents[1]) + "_of_mine/losses.py"
     exec(compile("def loss(f):\n    return f()\n", beside, "exec"), user)
     with pytest.raises(ValueError) as error:
