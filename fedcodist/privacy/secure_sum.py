@@ -41,7 +41,8 @@ def secure_sum(
 
     The updates, batch statistics, weights and `extra` of individual clients are hidden. The sum is not
     hidden: from the sum of two clients each can compute the other's. If a Poisson cohort has a single
-    client, it sends zeros, and the model stays as if nobody took part. In a private cohort it sends its
+    client, it sends zeros, and the model stays as if nobody took part. What the client keeps, such as
+    SCAFFOLD's variate, changes as if it had been summed. In a private cohort it sends its
     result, which the noise hides. Metrics, which a simulation writes
     for its user, are not hidden either. For noise on the sum use `private`. FedDF and FedBE need the
     clients' models and raise ValueError for this method.
