@@ -472,9 +472,10 @@ def test_bytes_that_only_training_scales_are_warned_of():
         r"^column 'image' reaches networks as uint8 on split 'test', and as float32 in training: "
         "evaluation_preprocess should scale it"
     )
+    without = trained_on_scaled_bytes()
     for _ in range(2):  # also where JAX has traced the round before
         with pytest.warns(UserWarning, match=line):
-            check_experiment(trained_on_scaled_bytes())
+            check_experiment(without)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_experiment(trained_on_scaled_bytes(evaluation_preprocess=scaled))
