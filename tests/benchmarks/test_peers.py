@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks import live_line, side_by_side
 from benchmarks.peers import measuring
+from benchmarks.peers.pfl_research import program as pfl_program
 from benchmarks.side_by_side import (
     NOT_INSTALLED,
     NOT_SUPPORTED,
@@ -741,6 +742,21 @@ def test_other_code_than_htfllibs_commit_is_refused(folder, said, monkeypatch, t
     job = Job("htfl_fd", tmp_path / "inputs.npz", rounds=1, turns=1)
     with pytest.raises(ProgramFailed, match=rf"^status 2: error: .*{said}"):
         side_by_side.run(program, job, Setting(1, 1))
+
+
+def test_no_round_of_pfl_research_is_evaluated():
+    """With its rule; it evaluated clients of the first round, whose time counts in a time to a result."""
+
+    class Algorithm:
+        def get_next_central_contexts(self, model, iteration, most, frequency):
+            return None if iteration == most else iteration % frequency == 0
+
+    rounds, algorithm = 3, pfl_program.unevaluated(Algorithm)()
+    evaluated = [
+        algorithm.get_next_central_contexts("model", iteration, rounds + 1, rounds + 1)
+        for iteration in range(rounds + 1)
+    ]
+    assert evaluated == [False, False, False, None]
 
 
 def test_one_clients_teacher_that_differs_is_found():
