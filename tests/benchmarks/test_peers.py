@@ -745,7 +745,7 @@ def test_other_code_than_htfllibs_commit_is_refused(folder, said, monkeypatch, t
 
 
 def test_no_round_of_pfl_research_is_evaluated():
-    """With its rule; it evaluated clients of the first round, whose time counts in a time to a result."""
+    """With its rule. It evaluated clients of the first round, which counts in a time to a result."""
 
     class Algorithm:
         def get_next_central_contexts(self, model, iteration, most, frequency):
