@@ -309,6 +309,46 @@ def test_some_programs_beside_ours_leave_no_record(
     assert list(record["programs"]) == list(programs)
 
 
+def only(monkeypatch, tmp_path, *arguments):
+    """The status of `--only` with those arguments, and what was measured."""
+    measured = []
+
+    def measure(programs, job, cores):
+        measured.append(job.workload)
+        return {}
+
+    monkeypatch.setattr(side_by_side, "measure", measure)
+    monkeypatch.setattr(side_by_side, "table", lambda record: "")
+    make_job = lambda workload, turns: Job(workload, tmp_path / "x.npz", 1, turns)
+    monkeypatch.setattr(side_by_side, "make_job", make_job)
+    monkeypatch.setattr("sys.argv", ["side_by_side.py", "--only", *arguments])
+    return side_by_side.main(), measured
+
+
+def test_what_no_named_program_can_run_is_not_measured(monkeypatch, tmp_path, capsys):
+    """Ours was measured alone, for an hour."""
+    installed = {
+        name: program._replace(needs=tmp_path) for name, program in side_by_side.PROGRAMS.items()
+    }
+    monkeypatch.setattr(side_by_side, "PROGRAMS", installed)
+    monkeypatch.delenv("HTFLLIB", raising=False)
+    assert only(monkeypatch, tmp_path, "htfllib") == (2, [])
+    assert capsys.readouterr().err == (
+        "error: nothing can be compared: htfllib: not fetched: HTFLLIB names no folder with its code\n"
+    )
+    assert only(monkeypatch, tmp_path, "htfllib", "--workload", "digits") == (2, [])
+    assert capsys.readouterr().err.endswith("compared: htfllib: not supported\n")
+    of_fedjax = ["cnn_small", "cnn_large", "digits", "emnist", "lstm_small", "lstm_large"]
+    assert only(monkeypatch, tmp_path, "fedjax") == (0, of_fedjax)
+    assert only(monkeypatch, tmp_path, "fedjax", "htfllib") == (0, of_fedjax)
+    assert only(monkeypatch, tmp_path, "fedjax", "--workload", "merged", "digits")[1] == ["digits"]
+    monkeypatch.setenv("HTFLLIB", str(tmp_path))
+    assert only(monkeypatch, tmp_path, "htfllib") == (0, list(side_by_side.HTFL))
+    installed["flower"] = installed["flower"]._replace(needs=tmp_path / "nowhere")
+    assert only(monkeypatch, tmp_path, "flower") == (2, [])
+    assert NOT_INSTALLED in capsys.readouterr().err
+
+
 WITH_WORKERS = """
 import json, pathlib, subprocess, sys, time
 pids, workload = pathlib.Path(sys.argv[1]), sys.argv[2].partition("=")[2]
