@@ -19,8 +19,9 @@ from fedcodist.config.config_file import (
     load_config_file,
     shipped_configs,
 )
+from fedcodist.config.data_bert import ENCODERS, SMALL_ENCODERS
 from fedcodist.config.data_text import TEXT_MODELS
-from fedcodist.config.networks import MODELS
+from fedcodist.config.networks import MODELS, WITH_EXITS
 from fedcodist.config.registry import ENTRIES
 from fedcodist.configs import digits_codist
 from tests.datasets.test_mnist import program as mnist_program
@@ -217,7 +218,8 @@ def test_the_list_has_every_name(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
     words = text.split()
-    for name in (*shipped_configs(), *digits_codist.get_runs(), *MODELS, *TEXT_MODELS, *DATA_SETS):
+    networks = (*MODELS, *WITH_EXITS, *TEXT_MODELS, *ENCODERS, *SMALL_ENCODERS)
+    for name in (*shipped_configs(), *digits_codist.get_runs(), *networks, *DATA_SETS):
         assert name in words
     assert digits_codist.__doc__.splitlines()[0] in text
     for entry in ENTRIES.values():
