@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/time_to_result.py
 	$(BIN)/python benchmarks/fedavg_cnn.py --results results/benchmarks
 	$(BIN)/python benchmarks/side_by_side.py
+	-$(BIN)/python benchmarks/side_by_side.py --check  # fails where weights differ, and is written too
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/program_size.py

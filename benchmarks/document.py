@@ -41,7 +41,9 @@ HEADER = """\
 
 This page shows how long one waits for a result, and how long a round takes: with this library, with
 other simulators, and with a plain PyTorch loop, for the same work. `make bench-peers` installs the
-others. `make bench` repeats all measurements and writes this page. `make bench-check` says whether
+others. `make bench` repeats all measurements and writes this page. It leaves out the workloads htfl_* if
+the variable HTFLLIB names no folder with HtFLlib's code: `make bench-peers` installs what this code
+requires, and `benchmarks/peers/htfllib/program.py` says how to get it. `make bench-check` says whether
 rounds of FedAvg (digits, cnn_small, cnn_large) have become slower. This command compares a single
 program with ours: `python benchmarks/side_by_side.py --only fedjax`. The other names are `torch_loop`,
 `pfl_research`, `flower` and `htfllib`.
@@ -49,19 +51,20 @@ program with ours: `python benchmarks/side_by_side.py --only fedjax`. The other 
 - All programs start from the same weights and train the same clients on the same examples.
   `python benchmarks/side_by_side.py --check` compares their weights after one round, in which all visit
   the examples in the same order, and writes down the result.
-- Each program first tries several divisions of the cores into processes and threads, and continues
-  with its fastest. Then the programs take turns, each time in new processes. Figures are medians
-  over turns, with the smallest and the largest value in brackets. A time to the result without
+- Side by side, each program first tries several divisions of the cores into processes and threads, and
+  continues with its fastest. Then the programs take turns, each time in new processes. Figures are
+  medians over turns, with the smallest and the largest value in brackets. A time to the result without
   brackets is of one turn.
 - **Ratios** are a program's seconds divided by ours in the same turn. If a ratio is above 1, we are
   faster.
 - **Warm-up** is how much longer the rounds before the timed rounds took than timed rounds do. Most
-  of it is compilation.
+  of ours is compilation.
 - **Peak** is the sum of the largest resident memory of each process of a program. Memory that processes
   share counts in each.
 - Pixels and labels are random, because speed does not depend on what images show.
 """
 NOTHING = "Nothing was measured yet."
+HTFL_BASE = "htfl_local_only"
 PLOTS = Path("docs/benchmarks")  # beside the page
 _MHD = (
     "Multi-Headed Distillation, 100 steps (a round) of clients on a complete graph, 64 private and 64 "
@@ -214,7 +217,11 @@ def _device(found: Sequence[Record]) -> Iterable[str]:
         yield "### Side by side"
         compared = sorted(compared, key=lambda r: list(DESCRIPTIONS).index(r["workload"]))
         yield overview(compared)
+        first = next((r for r in compared if r["workload"] in side_by_side.HTFL), None)
         for record in compared:
+            if record is first and record["workload"] != HTFL_BASE:
+                # The others are described by what they add to it.
+                yield f"The workloads htfl_* extend {HTFL_BASE}. {DESCRIPTIONS[HTFL_BASE]}"
             yield f"#### {record['workload']}"
             yield DESCRIPTIONS[record["workload"]]
             yield programs(record)
@@ -295,7 +302,8 @@ def waiting(found: Sequence[Record]) -> Iterable[str]:
         f"From the start of a program to its end after {rounds}, with imports, reading of data and "
         "compilation. In a *cold* start nothing is found compiled. *Again* is the next start, which "
         "reads the compiled programs that ours keeps on disk; the peers keep none. Nothing is "
-        "evaluated. Each program has its fastest division of the cores. Ratios are of cold starts."
+        "evaluated. Each program has the fastest of the divisions of the cores that it was tried with. "
+        "Exceptions are in the notes. Ratios are of cold starts."
     )
     yield f"![Times to the result]({_plot_path(found[0]).as_posix()})"
     measured = {name for r in found for name, own in r["programs"].items() if "cold" in own}

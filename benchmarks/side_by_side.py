@@ -10,8 +10,8 @@ times, and the fastest is used. Then all programs run in turn, several times, ea
 so a change of the machine's speed affects all alike. `make bench-peers` installs each peer in its own
 environment.
 
-`--only` measures ours and some programs and prints the table. It writes no record, since this would
-replace a record of all programs.
+`--only` measures ours and some programs and prints the table. Workloads that none of these programs can
+run are left out. It writes no record, since this would replace a record of all programs.
 
 In a terminal a live line shows what runs. As soon as a workload is measured, its table is printed and
 its record written, so results stay if the comparison is ended. All processes that it started end with
@@ -220,7 +220,19 @@ def main() -> int:
     cores = machine.cores()
     if arguments.check:
         return check_all(arguments.workload, cores, arguments.results)
-    for workload in arguments.workload:
+    workloads, accelerator = arguments.workload, arguments.accelerator
+    if arguments.only is not None:
+        named = [PROGRAMS[name] for name in arguments.only]
+        can_run = lambda workload: None in [p.hindrance(workload, accelerator) for p in named]
+        workloads = list(filter(can_run, workloads))
+    if not workloads:
+        reasons = [
+            f"{name}: {hindrance_of(PROGRAMS[name], arguments.workload, accelerator)}"
+            for name in arguments.only
+        ]
+        print(f"error: nothing can be compared: {'; '.join(reasons)}", file=sys.stderr)
+        return 2
+    for workload in workloads:
         job = make_job(workload, arguments.turns)._replace(accelerator=arguments.accelerator)
         try:
             record = measure(programs, job, cores)
@@ -239,8 +251,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line; ends the program with one line if it is contradictory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    usual = [name for name in ROUNDS if name not in HTFL or os.environ.get("HTFLLIB")]
-    parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS), default=usual)
+    parser.add_argument("--workload", nargs="+", choices=sorted(ROUNDS))
     parser.add_argument("--turns", type=int, default=7)
     peers = [name for name in PROGRAMS if name != OURS]
     parser.add_argument("--only", nargs="+", choices=peers, help="beside ours; writes no record")
@@ -260,7 +271,17 @@ def parse_arguments() -> argparse.Namespace:
             parser.error("--peak-tflops is an accelerator's: it needs --accelerator")
         if not arguments.peak_tflops > 0:
             parser.error(f"--peak-tflops must be positive, got {arguments.peak_tflops}")
+    if arguments.workload is None:
+        # With --only, the programs decide.
+        is_usual = lambda name: arguments.only or name not in HTFL or os.environ.get("HTFLLIB")
+        arguments.workload = list(filter(is_usual, ROUNDS))
     return arguments
+
+
+def hindrance_of(program: Program, workloads: Sequence[str], accelerator: bool) -> str:
+    """Why a program can run none of the workloads: what the user can change, where something is."""
+    found = {program.hindrance(workload, accelerator) for workload in workloads} - {None}
+    return next(iter(found - {NOT_SUPPORTED}), NOT_SUPPORTED)
 
 
 def make_job(workload: str, turns: int) -> Job:

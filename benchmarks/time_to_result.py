@@ -5,8 +5,9 @@
 In each turn every program starts in new processes, imports its modules, reads the data, compiles if it
 has to, and trains a workload of side_by_side.py for 20 rounds. There are no compiled programs from
 before. Ours then starts a second time, with the programs that it stored on disk; the peers store none.
-Nothing is evaluated. In every turn all programs run with each division of all cores into processes and
-threads, and the division with the lowest median is used.
+Nothing is evaluated. In every turn all programs run with each of the settings that side_by_side.py
+tries: every division of all cores into processes and threads, and one core. The setting with the lowest
+median is used.
 
 A record for each workload is written to results/benchmarks/ as soon as it is measured. Workloads htfl_*
 are left out unless they are named or HTFLLIB is set: peers/htfllib/program.py says how to get HtFLlib.
@@ -82,7 +83,7 @@ def main() -> int:
 
 
 def measure(programs: Mapping[str, Program], job: Job) -> dict[str, dict[str, Any]]:
-    """Starts all programs in turn with each of their settings.
+    """Starts all programs in turn with each of their settings; a setting that fails is left out.
 
     Returns:
       By program its best `setting`, `cold` seconds of every turn and `peak_mb`, and of ours `warm`
@@ -97,10 +98,11 @@ def measure(programs: Mapping[str, Program], job: Job) -> dict[str, dict[str, An
         if hindrance := program.hindrance(job.workload):
             measured[name] = {"error": hindrance}
         else:
-            starts[name] = {setting: [] for setting in settings(machine.cores(), program.several)}
+            possible = side_by_side.settings(machine.cores(), program.several)
+            starts[name] = {setting: [] for setting in possible}
     for turn in range(job.turns):
         for name, by_setting in starts.items():
-            for setting, own in by_setting.items():
+            for setting, own in list(by_setting.items()):
                 what = f"{job.workload}: turn {turn + 1} of {job.turns}, {name}"
                 try:
                     with live_line.showing(what):
@@ -108,16 +110,13 @@ def measure(programs: Mapping[str, Program], job: Job) -> dict[str, dict[str, An
                 except ProgramFailed as error:
                     if name == OURS:
                         raise ProgramFailed(f"{name}: {error}") from error
-                    print(f"{name} failed in turn {turn + 1}: {error}", file=sys.stderr)
-                    measured[name] = {"error": str(error)}
+                    where = f"turn {turn + 1} with {setting.processes} x {setting.threads}"
+                    print(f"{name} failed in {where}: {error}", file=sys.stderr)
+                    del by_setting[setting]
+                    if not by_setting:
+                        measured[name] = {"error": str(error)}
         starts = {name: own for name, own in starts.items() if name not in measured}
     return {name: measured.get(name) or best(starts[name]) for name in programs}
-
-
-def settings(cores: int, several: bool) -> list[Setting]:
-    """Every division of all cores into processes and threads."""
-    processes = [count for count in range(1, cores + 1) if cores % count == 0]
-    return [Setting(count, cores // count) for count in (processes if several else [1])]
 
 
 def start(program: Program, job: Job, setting: Setting, twice: bool) -> list[Start]:

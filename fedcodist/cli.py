@@ -18,7 +18,9 @@ from pathlib import Path
 
 from fedcodist.config.command_line import PARSE_ERRORS, Parser
 from fedcodist.config.config_file import (
+    ConfigFileError,
     config_of,
+    config_path,
     load_config_file,
     load_config_of_runs,
     run_folder_name,
@@ -82,6 +84,8 @@ def _with_config(name: str, arguments: list[str]) -> list[str]:
     parser.add_argument("--workdir")
     parser.add_argument("--list", action="store_true")
     settings = parser.parse_known_args(arguments)[0]
+    if arguments and arguments[0].startswith("-") and _lacks_config(name, arguments):
+        parser.error(f"give the config first: fedcodist {name} CONFIG [options]")
     if name not in _IN_A_WORKDIR or settings.workdir is not None or not settings.config:
         return arguments
     try:
@@ -91,6 +95,24 @@ def _with_config(name: str, arguments: list[str]) -> list[str]:
     if not settings.list:
         print(f"workdir: {workdir}", flush=True)
     return [*arguments, f"--workdir={workdir}"]
+
+
+def _lacks_config(name: str, arguments: list[str]) -> bool:
+    """Whether arguments that begin with an option have no --config, which the command needs."""
+    options = {each.split("=")[0].lstrip("-") for each in arguments if each.startswith("-")}
+    if options & {"config", "flagfile"}:
+        return False
+    if name == "compare":  # folders of runs may stand behind an option
+        return any(map(_is_config, arguments))
+    return name != "tune" or "summary" not in options  # a summary is of a study
+
+
+def _is_config(argument: str) -> bool:
+    try:
+        config_path(argument.partition(":")[0])
+    except ConfigFileError:
+        return False
+    return not Path(argument).is_dir()
 
 
 def _are_folders(name: str, arguments: list[str]) -> bool:

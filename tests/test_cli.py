@@ -19,8 +19,9 @@ from fedcodist.config.config_file import (
     load_config_file,
     shipped_configs,
 )
+from fedcodist.config.data_bert import ENCODERS, SMALL_ENCODERS
 from fedcodist.config.data_text import TEXT_MODELS
-from fedcodist.config.networks import MODELS
+from fedcodist.config.networks import MODELS, WITH_EXITS
 from fedcodist.config.registry import ENTRIES
 from fedcodist.configs import digits_codist
 from tests.datasets.test_mnist import program as mnist_program
@@ -155,6 +156,41 @@ def test_an_unknown_config_is_one_line_with_the_known_ones(command, capsys):
     assert "'digits_codits" in line and "digits_codist, digits_compression" in line
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["run", *more, "digits_codist"] for more in (["--workdir", "x"], ["--config.rounds=3"])),
+        *([name, "--workdir=x", "digits_codist"] for name in ("sweep", "compare")),
+        ["compare", "--metric", "loss", "digits_codist:fed_avg"],
+        ["tune", "--study=x", "--storage=y", "digits_codist"],
+        ["partition", "--plot", "x.png", "digits_codist"],
+        ["run", "--workdir=x"],
+    ],
+)
+def test_options_before_the_config_are_one_line_that_says_where_it_stands(arguments, capsys):
+    """It was an 'unexpected argument'."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    line = f"error: give the config first: fedcodist {arguments[0]} CONFIG [options]; see --help.\n"
+    assert one_line(capsys) == line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--metric", "loss", "runs/x"],
+        ["compare", "--metric=digits_codist"],
+        ["tune", "--summary", "--study=x", "--storage=y"],
+        ["run", "--workdir=x", "--config=digits_codist"],
+        ["run", "-workdir=x", "-config=digits_codist"],
+        ["run", "--flagfile=x"],
+    ],
+)
+def test_options_come_first_where_no_config_follows(arguments, given):
+    assert given(*arguments)[-len(arguments) + 1 :] == arguments[1:]
+
+
 def test_an_unknown_command_is_one_line(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["rnu"])
@@ -217,7 +253,8 @@ def test_the_list_has_every_name(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
     words = text.split()
-    for name in (*shipped_configs(), *digits_codist.get_runs(), *MODELS, *TEXT_MODELS, *DATA_SETS):
+    networks = (*MODELS, *WITH_EXITS, *TEXT_MODELS, *ENCODERS, *SMALL_ENCODERS)
+    for name in (*shipped_configs(), *digits_codist.get_runs(), *networks, *DATA_SETS):
         assert name in words
     assert digits_codist.__doc__.splitlines()[0] in text
     for entry in ENTRIES.values():

@@ -1,6 +1,7 @@
 """What is written twice about the package is the same in both places."""
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
@@ -27,3 +28,15 @@ def test_running_names_the_lowest_jax():
     (lowest,) = re.findall(r'"jax>=(.+?)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     assert f"older JAX than the {lowest} that the library needs" in page
+
+
+def test_what_git_ignores_is_not_copied_into_an_image():
+    """Prepared data may have many gigabytes, and may not be given to others."""
+    ignored, left_out = (
+        [line.strip("/") for line in (ROOT / name).read_text(encoding="utf-8").split()]
+        for name in (".gitignore", ".dockerignore")
+    )
+    left_out = [pattern.removeprefix("**/") for pattern in left_out]
+    assert len(ignored) > 8
+    for name in ignored:
+        assert any(fnmatch(name.replace("*", "x"), pattern) for pattern in left_out), name

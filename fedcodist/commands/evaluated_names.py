@@ -67,6 +67,10 @@ def main(arguments: list[str]) -> int:
 def _of_run(config: ConfigDict) -> EvaluatedNames:
     from fedcodist.config.experiment import build_experiment
 
+    execution = config.get("execution", {})
+    if execution.get("chunk_size", 1) is None:
+        # Names do not depend on it, and rounds would be compiled to choose it.
+        execution.chunk_size = 1
     experiment = build_experiment(config)
     algorithm = experiment.algorithm
     models = [predictor.model for predictor in algorithm.predictors.values()]

@@ -55,14 +55,20 @@ def _methods() -> Iterator[str]:
 
 
 def _networks() -> Iterator[str]:
+    from fedcodist.config.data_bert import ENCODERS, SMALL_ENCODERS
     from fedcodist.config.data_text import TEXT_MODELS
-    from fedcodist.config.networks import MODELS
+    from fedcodist.config.networks import MODELS, WITH_EXITS
     from fedcodist.config.party_methods import GROUPS, NETWORKS
     from fedcodist.models.htfl import BACKBONES
 
     yield "networks: `pools.NAME.model`:"
-    images = [(name, f"images {list(shape)}") for name, (_, shape) in MODELS.items()]
-    yield from _table([*images, *((name, "sentences of words") for name in TEXT_MODELS)])
+    rows = [(name, f"images {list(shape)}") for name, (_, shape) in MODELS.items()]
+    for name, (_, shape) in WITH_EXITS.items():
+        rows.append((name, f"images {list(shape)}, with exits, for depth_fl"))
+    rows += [(name, "sentences of words") for name in TEXT_MODELS]
+    rows += [(name, "sentences or news of word pieces") for name in ENCODERS]
+    rows += [(name, "sentences of word pieces") for name in SMALL_ENCODERS]
+    yield from _table(rows)
     yield f"  Parties have one each: `parties.networks` is one of {', '.join(NETWORKS)}, a group of"
     yield f"  networks in turn, {', '.join(GROUPS)}, or a list of"
     yield f"  {', '.join(BACKBONES)}."

@@ -7,7 +7,8 @@ The encoder learns to guess hidden tokens, on one machine and without a federati
 weights where they are not available; its quality depends on the amount of text. The same command
 continues a run that was stopped. The setting `data.encoder` names the file from which networks start.
 The file has BERT's names: `fedcodist.text.bert_weights.load_encoder` and `transformers` read it, and
-`first_layers` makes a student's start from it.
+`first_layers` makes a student's start from it. It has the checksum of the folder's vocabulary, so that
+`data.encoder` refuses it for data with other word pieces.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from fedcodist.config import command_line
 from fedcodist.run import compilation_cache
 
 if TYPE_CHECKING:
+    from fedcodist.data.bert_tokens import BertVocabulary
     from fedcodist.run.experiment import Experiment
 
 HELD_OUT = 0.05  # share of the texts on which guesses are counted
@@ -48,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedcodist.run.divergence import TrainingDiverged
     from fedcodist.run.experiment import check_experiment, run_experiment
     from fedcodist.run.folder_check import RunFolderError
-    from fedcodist.text.bert_weights import save_encoder
+    from fedcodist.text.bert_weights import VOCABULARY, save_encoder, vocabulary_checksum
 
     try:
-        experiment = _experiment(settings)
+        experiment, vocabulary = _experiment(settings)
         check_experiment(experiment)
     except Exception as error:
         if not command_line.is_mistake(error):
@@ -68,16 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command_line.refuse(error)
     (variables,) = outcome.variables.values()
     params = jax.tree.map(lambda leaf: leaf[0], variables.params["encoder"])
+    metadata = {
+        "heads": str(settings.heads),
+        VOCABULARY: vocabulary_checksum(vocabulary.pieces),
+    }
     try:
-        save_encoder(settings.output, params, {"heads": str(settings.heads)})
+        save_encoder(settings.output, params, metadata)
     except OSError as error:
         return command_line.refuse(error)
     print(f"encoder: {settings.output}")
     return 0
 
 
-def _experiment(settings: argparse.Namespace) -> "Experiment":
-    """One party with all texts. Raises ValueError that names a setting out of range."""
+def _experiment(settings: argparse.Namespace) -> "tuple[Experiment, BertVocabulary]":
+    """One party with all texts, and their vocabulary. Raises ValueError for a setting out of range."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -135,7 +141,7 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
     preprocess = hidden_tokens(vocabulary)
     training = LocalTraining(optimizer, settings.batch_size, preprocess=preprocess)
     party = PartyGroup(masked_language_model(encoder), np.array([0]))
-    return Experiment(
+    experiment = Experiment(
         algorithm=local_only(
             {"encoder": party},
             training,
@@ -150,6 +156,7 @@ def _experiment(settings: argparse.Namespace) -> "Experiment":
         evaluation_batch_size=settings.batch_size,
         evaluation_preprocess=preprocess,
     )
+    return experiment, vocabulary
 
 
 if __name__ == "__main__":

@@ -30,7 +30,12 @@ from fedcodist.text.bert import (
     with_encoder,
     with_frozen_tables,
 )
-from fedcodist.text.bert_weights import load_embeddings, load_encoder, stored_encoder
+from fedcodist.text.bert_weights import (
+    check_vocabulary,
+    load_embeddings,
+    load_encoder,
+    stored_encoder,
+)
 from fedcodist.text.candidates import all_candidates, sampled_candidates
 from fedcodist.text.news import news_recommender
 from fedcodist.text.sentence_classifier import Pooling, sentence_classifier
@@ -117,8 +122,9 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     is dealt with all of their clicks. With `data.positive_copies` a client has each of its sentences of
     label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
     `pretrain_encoder`, or of BERT's weights: networks start from its embeddings and from as many of its
-    first layers as they have. With `data.frozen_tables` the embedding tables keep the file's values and
-    are not parameters.
+    first layers as they have. A file that says that it is of other word pieces than the folder's is
+    refused. With `data.frozen_tables` the embedding tables keep the file's values and are not
+    parameters.
 
     Raises:
       ValueError: names the setting and what is allowed.
@@ -131,7 +137,7 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if not is_news:
         examples = {name: prepared[name] for name in ("train", "held_out", "test")}
         check_columns("data.folder", settings.folder, examples, ("tokens", "label"))
-    pieces = prepared["vocabulary"].num_examples
+    vocabulary = prepared["vocabulary"]
     splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
     train, count, seed = prepared["train"], settings.num_clients, settings.seed
     copies = settings.get("positive_copies", 1)
@@ -146,14 +152,14 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
-        return EncodedData(splits, *preprocess, _networks(news_recommender, pieces, settings))
+        return EncodedData(splits, *preprocess, _networks(news_recommender, vocabulary, settings))
     with named(f"data.folder {settings.folder}: "):
         classes = number_of_classes(splits, settings.folder)
     if classes != 2 and copies > 1:
         raise ValueError(f"data.positive_copies must be 1 for {classes} classes, got {copies}.")
-    networks = _networks(functools.partial(_classifier, classes), pieces, settings)
+    networks = _networks(functools.partial(_classifier, classes), vocabulary, settings)
     small = {
-        name: functools.partial(_small_network, kind, classes, pieces, settings)
+        name: functools.partial(_small_network, kind, classes, vocabulary, settings)
         for name, kind in SMALL_ENCODERS.items()
     }
     networks = networks._replace(models={**networks.models, **small})
@@ -170,7 +176,9 @@ def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> Federa
     return FederatedData.from_arrays(columns, offsets=[0, *ends])
 
 
-def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigDict) -> Networks:
+def _networks(
+    create: Callable[[Encoder], Model], vocabulary: FederatedData, settings: ConfigDict
+) -> Networks:
     file, is_frozen = settings.get("encoder"), settings.get("frozen_tables", False)
     if not isinstance(is_frozen, bool):
         raise TypeError(f"data.frozen_tables must be True or False, got {is_frozen!r}.")
@@ -184,14 +192,14 @@ def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigD
         return with_frozen_tables(model, params) if is_frozen else model
 
     def network(kind: Callable[[int], Encoder]) -> Model:
-        encoder, params = _read(kind(pieces), file)
+        encoder, params = _read(kind, vocabulary, file)
         model = create(encoder)
         if params is not None:
             model = with_encoder(model, params)
         return finished(model, params)
 
     def submodel(kind: Callable[[int], Encoder], share: float) -> Submodel:
-        encoder, params = _read(kind(pieces), file)
+        encoder, params = _read(kind, vocabulary, file)
         whole = variable_shapes(network(kind))
         units = encoder_units(whole.params, encoder.heads)
         return Submodel(finished(create(narrowed(encoder, share)), params), units)
@@ -202,22 +210,36 @@ def _networks(create: Callable[[Encoder], Model], pieces: int, settings: ConfigD
     )
 
 
-def _read(encoder: Encoder, file: str | None) -> tuple[Encoder, PyTree]:
+def _read(
+    kind: Callable[[int], Encoder], vocabulary: FederatedData, file: str | None
+) -> tuple[Encoder, PyTree]:
     """The encoder with the file's number of positions, and the file's first layers, or None."""
+    encoder = kind(vocabulary.num_examples)
     if file is None:
         return encoder, None
     with named("data.encoder: "):
+        _check_vocabulary(file, vocabulary)
         stored = stored_encoder(file, encoder.heads)
         encoder = encoder.clone(positions=stored.positions)
         params = load_encoder(file, encoder.clone(layers=max(encoder.layers, stored.layers)))
     return encoder, first_layers(params, encoder.layers)
 
 
-def _small_network(kind: SmallEncoder, classes: int, pieces: int, settings: ConfigDict) -> Model:
+def _check_vocabulary(file: str, vocabulary: FederatedData) -> None:
+    """Refuses a file of another vocabulary; a folder of one's own may not have its pieces."""
+    if "piece" in vocabulary.columns:
+        check_vocabulary(file, vocabulary.columns["piece"].tolist())
+
+
+def _small_network(
+    kind: SmallEncoder, classes: int, vocabulary: FederatedData, settings: ConfigDict
+) -> Model:
     """A classifier with one layer that is not pre-trained, on the file's embeddings if there is one."""
+    pieces = vocabulary.num_examples
     if (file := settings.get("encoder")) is None:
         return _classifier(classes, kind.create(pieces, WIDTH), kind.pooling)
     with named("data.encoder: "):
+        _check_vocabulary(file, vocabulary)
         embeddings = load_embeddings(file)
     (_, width), positions, types = (embeddings[name].shape for name in TABLES)
     encoder = kind.create(pieces, width, positions=positions[0], types=types[0])

@@ -153,10 +153,13 @@ def _read(dataset: Any, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _array(name: str, feature: Any, values: list[Any], start: int) -> np.ndarray:
     """The values of some examples, from number `start` on, as one array."""
-    missing = next((index for index, value in enumerate(values) if _lacks(value)), None)
+    is_image = type(feature).__name__ == "Image"
+    # A picture that is not decoded is a dictionary, in which only bytes or only a path may be missing.
+    lacks = (lambda value: value is None) if is_image else _lacks
+    missing = next((index for index, value in enumerate(values) if lacks(value)), None)
     if missing is not None:
         raise ValueError(f"feature {name!r} of example {start + missing} has no value")
-    if type(feature).__name__ == "Image":
+    if is_image:
         images = [_image(name, image, start + index) for index, image in enumerate(values)]
         for index, image in enumerate(images):
             if image.shape != images[0].shape:

@@ -151,16 +151,14 @@ def training_examples(impressions: Impressions, chosen: Any) -> FederatedData:
       impressions: all impressions.
       chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, chosen)
-    is_other = (articles > 0) & ~was_clicked
-    # Articles that were not clicked come first, in their order.
-    order = np.argsort(~is_other, axis=1, kind="stable")
-    width = int(is_other.sum(axis=1).max())
-    others = np.take_along_axis(np.where(is_other, articles, 0), order, axis=1)[:, :width]
-    impression, place = np.nonzero(was_clicked)
+    articles, was_clicked, sizes = _candidates(impressions, chosen)
+    impression = np.repeat(np.arange(len(sizes)), sizes)
+    others = np.bincount(impression[~was_clicked], minlength=len(sizes))
+    impression = impression[was_clicked]
+    # Of large arrays there are only `others` of all impressions, a mask, and `others` of all clicks.
     columns = {
-        "clicked": articles[impression, place],
-        "others": others[impression],
+        "clicked": articles[was_clicked],
+        "others": _padded(articles[~was_clicked], others, 0)[impression],
         "history": impressions.history[chosen][impression],
     }
     users = np.array(impressions.users)[chosen]
@@ -177,10 +175,10 @@ def evaluation_examples(impressions: Impressions, chosen: Any) -> FederatedData:
       impressions: all impressions.
       chosen: int, indices of those to use.
     """
-    articles, was_clicked = _padded(impressions, chosen)
+    articles, was_clicked, sizes = _candidates(impressions, chosen)
     columns = {
-        "candidates": articles,
-        "label": np.where(articles > 0, was_clicked, -1).astype(np.int8),
+        "candidates": _padded(articles, sizes, 0),
+        "label": _padded(was_clicked.astype(np.int8), sizes, -1),
         "history": impressions.history[chosen],
     }
     return FederatedData.from_arrays(columns, client_of_row=np.array(impressions.users)[chosen])
@@ -214,15 +212,20 @@ def deal_users(
     }
 
 
-def _padded(impressions: Impressions, chosen: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Articles, and whether they were clicked, [impressions, longest]."""
+def _candidates(impressions: Impressions, chosen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Articles and whether they were clicked, one impression after another, and how many each has."""
     ends = impressions.ends[chosen]
-    starts = np.concatenate([[0], impressions.ends[:-1]])[chosen]
-    places = starts[:, None] + np.arange((ends - starts).max())
-    is_there = places < ends[:, None]
-    places = np.where(is_there, places, 0)
-    articles = np.where(is_there, impressions.candidates[places], 0).astype(np.int32)
-    return articles, is_there & impressions.clicked[places]
+    sizes = ends - np.concatenate([[0], impressions.ends[:-1]])[chosen]
+    places = np.arange(sizes.sum()) + np.repeat(ends - sizes.cumsum(), sizes)
+    return impressions.candidates[places], impressions.clicked[places], sizes
+
+
+def _padded(values: np.ndarray, sizes: np.ndarray, padding: int) -> np.ndarray:
+    """Values of all rows, one after another, as [rows, longest]."""
+    is_there = np.arange(sizes.max()) < sizes[:, None]
+    rows = np.full(is_there.shape, padding, values.dtype)
+    rows[is_there] = values
+    return rows
 
 
 def _shown(fields: Sequence[str]) -> list[tuple[str, int]] | None:

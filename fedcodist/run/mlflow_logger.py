@@ -60,10 +60,11 @@ class MLflowLogger:
             self._log(records)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Marks the runs as finished."""
+        """Marks the runs as finished. Seeds of which nothing was logged get no run."""
         with self._in_one_line():
-            for seed in self._seeds:
-                self._client.set_terminated(self._run(seed))
+            for run_id in map(self._ids.known, self._seeds):
+                if run_id is not None:
+                    self._client.set_terminated(run_id)
 
     @contextlib.contextmanager
     def _in_one_line(self) -> Iterator[None]:

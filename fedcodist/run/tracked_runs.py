@@ -24,16 +24,24 @@ class TrackedRuns:
 
     def id_of(self, seed: int, create: Callable[[], str]) -> str:
         """The seed's identifier; made by `create` the first time."""
+        if (known := self.known(seed)) is not None:
+            return known
+        self._read()[str(seed)] = create()
+        try:
+            write_atomically(self._path, json.dumps(self._ids).encode())
+        except OSError as error:
+            raise LoggerError(f"cannot write {self._path}: {error.strerror}.") from error
+        return self._read()[str(seed)]
+
+    def known(self, seed: int) -> str | None:
+        """The seed's identifier; None if none was made."""
+        return self._read().get(str(seed))
+
+    def _read(self) -> dict[str, str]:
         if self._ids is None:
             is_there = self._path.exists()
             self._ids = json.loads(self._path.read_text(encoding="utf-8")) if is_there else {}
-        if str(seed) not in self._ids:
-            self._ids[str(seed)] = create()
-            try:
-                write_atomically(self._path, json.dumps(self._ids).encode())
-            except OSError as error:
-                raise LoggerError(f"cannot write {self._path}: {error.strerror}.") from error
-        return self._ids[str(seed)]
+        return self._ids
 
 
 def seeds_of(config: Mapping[str, Any]) -> range:

@@ -1,7 +1,8 @@
 """Reads and writes an encoder's parameters as a safetensors file with the names of `transformers`."""
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ from fedcodist.text.bert import TABLES, Encoder
 
 PyTree = Any
 PREFIX = "bert."
+VOCABULARY = "vocabulary_sha256"
+"""Name of `vocabulary_checksum` in a file's metadata."""
+
 # Tensors of heads for BERT's pre-training and other tasks, which an encoder does not have.
 _OTHERS = ("pooler.", "cls.", "classifier.", "qa_outputs.", "embeddings.position_ids")
 # Names of a normalisation's parameters in other releases -> names here.
@@ -54,6 +58,32 @@ def save_encoder(
         # A transposed view would be written in its order in memory.
         tensors[PREFIX + _bert_name(names)] = np.asarray(_turned(names, leaf), order="C")
     save_tensors(path, tensors, {"format": "pt", **(metadata or {})})
+
+
+def vocabulary_checksum(pieces: Iterable[str]) -> str:
+    """The sha256 of a vocabulary's `vocab.txt`: the pieces in their order, one a line."""
+    return hashlib.sha256("".join(f"{piece}\n" for piece in pieces).encode()).hexdigest()
+
+
+def check_vocabulary(path: str | os.PathLike[str], pieces: Iterable[str]) -> None:
+    """Refuses an encoder of another vocabulary, whose shapes may be the same.
+
+    A file that does not say of which vocabulary it is passes, such as one of released weights.
+
+    Args:
+      path: a safetensors file.
+      pieces: the word pieces of the data, by number.
+
+    Raises:
+      ValueError: no safetensors file, or one of an encoder of another vocabulary.
+    """
+    file = os.fspath(path)
+    noted = _header(file)[0].get(VOCABULARY)
+    if noted not in (None, vocabulary_checksum(pieces)):
+        raise ValueError(
+            f"{file} must be of an encoder of the data's vocabulary, got one of other word pieces or of "
+            "another order; pre-train one on the same prepared folder."
+        )
 
 
 def load_encoder(path: str | os.PathLike[str], encoder: Encoder) -> PyTree:
@@ -154,14 +184,9 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
     """
     file = os.fspath(path)
     check_integer("heads", heads, low=1)
-    try:
-        with safetensors.safe_open(file, framework="numpy") as opened:
-            noted = (opened.metadata() or {}).get("heads", str(heads))
-            shapes = {_plain(name): opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
+    metadata, shapes = _header(file)
     words, positions, types = _table_shapes(file, shapes)
-    if noted != str(heads):
+    if (noted := metadata.get("heads", str(heads))) != str(heads):
         raise ValueError(f"{file} is of an encoder of {noted} heads, got one of {heads}.")
     of_layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
     width = words[1]
@@ -179,6 +204,16 @@ def stored_encoder(path: str | os.PathLike[str], heads: int) -> Encoder:
         head_width=None if of_heads == width else of_heads // heads,
         inner_width=None if inner == 4 * width else inner,
     )
+
+
+def _header(file: str) -> tuple[dict[str, str], dict[str, list[int]]]:
+    """The metadata and the shapes of the tensors in a file, by their plain names."""
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            shapes = {_plain(name): opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+            return opened.metadata() or {}, shapes
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read an encoder from {file}: {error}.") from error
 
 
 def _rows(shapes: Mapping[str, list[int]], module: str, otherwise: int) -> int:

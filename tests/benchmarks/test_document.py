@@ -231,6 +231,18 @@ def test_what_was_checked_is_a_table():
     assert text.index("| digits |") < text.index("| merged |")
 
 
+def test_what_other_workloads_extend_is_described_before_them():
+    """It was named in their descriptions, and had none where it has no record."""
+    base = document.DESCRIPTIONS["htfl_local_only"]
+    text = document.render([compared("htfl_fml"), compared("htfl_fd"), compared("digits")])
+    assert text.count(base) == 1
+    assert text.index("#### digits") < text.index(base) < text.index("#### htfl_fd")
+    text = document.render([compared("htfl_fd"), compared("htfl_local_only")])
+    assert text.count(base) == 1
+    assert text.index("#### htfl_local_only") < text.index(base) < text.index("#### htfl_fd")
+    assert base not in document.render([compared("digits")])
+
+
 def test_figures_of_an_accelerator():
     record = compared(device=GPU) | {"gflop_per_round": 500.0, "peak_tflops": 100.0}
     record["programs"]["fedcodist"]["peak_device_mb"] = 2345.6
@@ -498,7 +510,7 @@ def test_a_check_against_htfllib_says_so():
     record = common("check", "check", tolerance=1e-4, checked=[line])
     assert "HtFLlib is the reference, after two rounds" in document.render([record], "")
     other = record | {"checked": [line | {"workload": "digits"}]}
-    assert "HtFLlib" not in document.render([other], "")
+    assert "HtFLlib is the reference" not in document.render([other], "")
 
 
 def test_sizes_of_programs_are_listed_in_the_order_of_the_workloads():

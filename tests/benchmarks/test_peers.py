@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks import live_line, side_by_side
 from benchmarks.peers import measuring
+from benchmarks.peers.pfl_research import program as pfl_program
 from benchmarks.side_by_side import (
     NOT_INSTALLED,
     NOT_SUPPORTED,
@@ -306,6 +307,46 @@ def test_some_programs_beside_ours_leave_no_record(
     assert side_by_side.main() == 0
     (record,) = side_by_side.records.newest(results)
     assert list(record["programs"]) == list(programs)
+
+
+def only(monkeypatch, tmp_path, *arguments):
+    """The status of `--only` with those arguments, and what was measured."""
+    measured = []
+
+    def measure(programs, job, cores):
+        measured.append(job.workload)
+        return {}
+
+    monkeypatch.setattr(side_by_side, "measure", measure)
+    monkeypatch.setattr(side_by_side, "table", lambda record: "")
+    make_job = lambda workload, turns: Job(workload, tmp_path / "x.npz", 1, turns)
+    monkeypatch.setattr(side_by_side, "make_job", make_job)
+    monkeypatch.setattr("sys.argv", ["side_by_side.py", "--only", *arguments])
+    return side_by_side.main(), measured
+
+
+def test_what_no_named_program_can_run_is_not_measured(monkeypatch, tmp_path, capsys):
+    """Ours was measured alone, for an hour."""
+    installed = {
+        name: program._replace(needs=tmp_path) for name, program in side_by_side.PROGRAMS.items()
+    }
+    monkeypatch.setattr(side_by_side, "PROGRAMS", installed)
+    monkeypatch.delenv("HTFLLIB", raising=False)
+    assert only(monkeypatch, tmp_path, "htfllib") == (2, [])
+    assert capsys.readouterr().err == (
+        "error: nothing can be compared: htfllib: not fetched: HTFLLIB names no folder with its code\n"
+    )
+    assert only(monkeypatch, tmp_path, "htfllib", "--workload", "digits") == (2, [])
+    assert capsys.readouterr().err.endswith("compared: htfllib: not supported\n")
+    of_fedjax = ["cnn_small", "cnn_large", "digits", "emnist", "lstm_small", "lstm_large"]
+    assert only(monkeypatch, tmp_path, "fedjax") == (0, of_fedjax)
+    assert only(monkeypatch, tmp_path, "fedjax", "htfllib") == (0, of_fedjax)
+    assert only(monkeypatch, tmp_path, "fedjax", "--workload", "merged", "digits")[1] == ["digits"]
+    monkeypatch.setenv("HTFLLIB", str(tmp_path))
+    assert only(monkeypatch, tmp_path, "htfllib") == (0, list(side_by_side.HTFL))
+    installed["flower"] = installed["flower"]._replace(needs=tmp_path / "nowhere")
+    assert only(monkeypatch, tmp_path, "flower") == (2, [])
+    assert NOT_INSTALLED in capsys.readouterr().err
 
 
 WITH_WORKERS = """
@@ -741,6 +782,21 @@ def test_other_code_than_htfllibs_commit_is_refused(folder, said, monkeypatch, t
     job = Job("htfl_fd", tmp_path / "inputs.npz", rounds=1, turns=1)
     with pytest.raises(ProgramFailed, match=rf"^status 2: error: .*{said}"):
         side_by_side.run(program, job, Setting(1, 1))
+
+
+def test_no_round_of_pfl_research_is_evaluated():
+    """With its rule. It evaluated clients of the first round, which counts in a time to a result."""
+
+    class Algorithm:
+        def get_next_central_contexts(self, model, iteration, most, frequency):
+            return None if iteration == most else iteration % frequency == 0
+
+    rounds, algorithm = 3, pfl_program.unevaluated(Algorithm)()
+    evaluated = [
+        algorithm.get_next_central_contexts("model", iteration, rounds + 1, rounds + 1)
+        for iteration in range(rounds + 1)
+    ]
+    assert evaluated == [False, False, False, None]
 
 
 def test_one_clients_teacher_that_differs_is_found():

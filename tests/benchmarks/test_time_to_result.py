@@ -58,24 +58,57 @@ def stand_in(tmp_path, monkeypatch):
 def test_programs_start_in_turn_and_find_only_what_they_kept(stand_in, tmp_path, capsys):
     calls = stand_in()
     assert time_to_result.main() == 0
-    # Ours with two settings, each twice.
-    assert [name for name, *_ in calls()] == 2 * [*4 * [OURS], PEER]
+    # Ours with three settings, each twice; the peer, which has one process, with one core too.
+    assert [name for name, *_ in calls()] == 2 * [*6 * [OURS], *2 * [PEER]]
     for _, arguments, _, _ in calls():
         assert "--first-rounds=20" in arguments and "--repetitions=0" in arguments
-    settings = [arguments[-3:-1] for _, arguments, _, _ in calls()[:5]]
+    settings = [arguments[-3:-1] for _, arguments, _, _ in calls()[:8]]
+    one_core, one_process = ["--processes=1", "--threads=1"], ["--processes=1", "--threads=2"]
     assert settings == [
-        *2 * [["--processes=1", "--threads=2"]],
+        *2 * [one_core],
+        *2 * [one_process],
         *2 * [["--processes=2", "--threads=1"]],
-        ["--processes=1", "--threads=2"],
+        *(one_core, one_process),
     ]
-    assert [found for *_, found in calls()[:5]] == [[], ["compiled"], [], ["compiled"], []]
-    assert len({folder for _, _, folder, _ in calls()}) == 6
+    assert [found for *_, found in calls()[:8]] == [*3 * [[], ["compiled"]], [], []]
+    assert len({folder for _, _, folder, _ in calls()}) == 10
     (record,) = side_by_side.records.newest(tmp_path / "results")
     ours, theirs = record["programs"][OURS], record["programs"][PEER]
     assert record["measured"] == "digits" and record["rounds"] == 20
     assert len(ours["cold"]) == len(ours["warm"]) == 2 and "warm" not in theirs
     assert min(theirs["cold"]) > 0.5 and theirs["peak_mb"] == 100.0
     assert "digits" in capsys.readouterr().out
+
+
+def test_programs_run_with_the_settings_that_rounds_are_measured_with(monkeypatch, tmp_path):
+    """A program of one process ran with all cores only."""
+    tried = []
+
+    def start(program, job, setting, twice):
+        tried.append((program.several, *setting))
+        return [time_to_result.Start(1.0, 1.0)]
+
+    monkeypatch.setattr(time_to_result, "start", start)
+    monkeypatch.setattr(time_to_result.machine, "cores", lambda: 2)
+    programs = {OURS: Program((), tmp_path), PEER: Program((), tmp_path, several=False)}
+    time_to_result.measure(programs, side_by_side.Job("digits", tmp_path / "x.npz", 1, turns=1))
+    ours = [(True, 1, 1), (True, 1, 2), (True, 2, 1)]
+    assert tried == [*ours, (False, 1, 1), (False, 1, 2)]
+
+
+def test_a_setting_that_fails_is_left_out_alone(monkeypatch, tmp_path, capsys):
+    def start(program, job, setting, twice):
+        if setting.threads == 1:
+            raise time_to_result.ProgramFailed("no result")
+        return [time_to_result.Start(1.0, 1.0)]
+
+    monkeypatch.setattr(time_to_result, "start", start)
+    monkeypatch.setattr(time_to_result.machine, "cores", lambda: 2)
+    programs = {PEER: Program((), tmp_path, several=False)}
+    job = side_by_side.Job("digits", tmp_path / "x.npz", 1, turns=2)
+    found = time_to_result.measure(programs, job)[PEER]
+    assert found["setting"] == {"processes": 1, "threads": 2} and found["cold"] == [1.0, 1.0]
+    assert capsys.readouterr().err.count("failed in turn") == 1
 
 
 def test_the_setting_with_the_lowest_median_counts():
@@ -99,8 +132,11 @@ def test_a_peer_that_fails_is_left_out_and_said(stand_in, tmp_path, capsys):
     calls = stand_in(fails=[PEER])
     assert time_to_result.main() == 0
     said = capsys.readouterr().err.splitlines()
-    assert said.count("torch_loop failed in turn 1: status 1: out of memory") == 1
-    assert [name for name, *_ in calls()].count(PEER) == 1
+    for setting in ("1 x 1", "1 x 2"):
+        assert (
+            said.count(f"torch_loop failed in turn 1 with {setting}: status 1: out of memory") == 1
+        )
+    assert [name for name, *_ in calls()].count(PEER) == 2
     (record,) = side_by_side.records.newest(tmp_path / "results")
     assert record["programs"][PEER] == {"error": "status 1: out of memory"}
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from scipy import stats
 
 from fedcodist.commands import compare
-from fedcodist.commands.evaluated_names import evaluated_names
+from fedcodist.commands.evaluated_names import _of_run, evaluated_names
+from fedcodist.config import experiment
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_methods, digits_parties
 from fedcodist.report import flops, plots, ranking
@@ -224,6 +225,15 @@ def test_metrics_of_the_config_are_known_too(tmp_path):
         "    return config\n"
     )
     assert evaluated_names(f"{config}:fed_avg", []).metrics == ["loss", "accuracy", "top_3"]
+
+
+def test_no_round_is_compiled_to_know_names(monkeypatch):
+    """With `vmap` the size of chunks was chosen, for which rounds are compiled, and then not used."""
+    monkeypatch.setattr(experiment, "choose_chunk_size", lambda *_: pytest.fail("compiles rounds"))
+    config = digits_methods.get_config("fed_avg")
+    config.execution.loop = "vmap"
+    assert config.execution.chunk_size is None
+    assert _of_run(config).metrics == ["loss", "accuracy"]
 
 
 def test_names_are_shown_as_they_are():

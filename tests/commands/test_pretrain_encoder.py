@@ -12,7 +12,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.piece_preparation import vocabulary_split
 from fedcodist.text.bert import Encoder, first_layers, with_encoder
-from fedcodist.text.bert_weights import load_encoder
+from fedcodist.text.bert_weights import check_vocabulary, load_encoder
 from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -55,6 +55,9 @@ def test_an_encoder_is_trained_and_starts_a_teacher_and_a_student(folder, tmp_pa
     assert again != arguments and pretrain_encoder.main(again) == 0
     assert output.read_bytes() == before
 
+    check_vocabulary(output, VOCABULARY.pieces)
+    with pytest.raises(ValueError, match="the data's vocabulary"):
+        check_vocabulary(output, VOCABULARY.pieces[::-1])
     encoder = Encoder(VOCABULARY.size, width=8, layers=2, heads=2, positions=128)
     params = load_encoder(output, encoder)
     for layers in (2, 1):

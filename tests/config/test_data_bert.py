@@ -17,7 +17,7 @@ from fedcodist.report import flops, ranking
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text.bert import Encoder, first_layers, narrowed
-from fedcodist.text.bert_weights import save_encoder
+from fedcodist.text.bert_weights import VOCABULARY, save_encoder, vocabulary_checksum
 from tests.datasets import test_ade, test_mind
 from tests.datasets.test_prepare import program
 
@@ -379,6 +379,24 @@ def test_every_method_starts_from_the_file(sentences, news, pretrained):
     config.data.encoder = file
     with pytest.raises(ValueError, match=r"^data\.encoder: .*word_embeddings\.weight must be \["):
         load_data(config.data).models["bert_tiny_2"]()  # another vocabulary
+
+
+def test_a_file_of_another_vocabulary_of_the_same_size_is_one_line(sentences, pretrained, tmp_path):
+    """Its rows stood for other word pieces, and nothing said so."""
+    config = config_of(sentences)
+    config.data.encoder = str(tmp_path / "encoder.safetensors")
+    own = load_prepared(sentences)["vocabulary"].columns["piece"].tolist()
+    for known, is_own in ((own, True), (own[::-1], False)):
+        metadata = {"heads": "2", VOCABULARY: vocabulary_checksum(known)}
+        save_encoder(config.data.encoder, pretrained[1], metadata)
+        networks = load_data(config.data).models
+        for name in ("bert_tiny_2", "text_cnn"):
+            if is_own:
+                networks[name]()
+                continue
+            with pytest.raises(ValueError, match=r"^data\.encoder: .* the data's vocab") as error:
+                networks[name]()
+            assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

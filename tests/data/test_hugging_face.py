@@ -117,6 +117,11 @@ def test_many_examples_are_read_in_order():
         (lambda: pictures([PICTURES[0], GREY[0]]), {}, r"'img' of example 1 has shape \[5, 4, 1\]"),
         (lambda: pictures([PICTURES[0], None]), {}, "feature 'img' of example 1 has no value"),
         (
+            lambda: pictures(PICTURES).cast_column("img", hf.Image(decode=False)),
+            {},
+            "feature 'img' of example 0 must be a decoded image, got dict; cast_column",
+        ),
+        (
             lambda: pictures(PICTURES),
             {"columns": ["image"]},
             "columns: no feature 'image'; the fea",

@@ -1,6 +1,7 @@
 """Reading MIND: the official layout, what is skipped and counted, examples, and the deal of users."""
 
 import os
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
@@ -209,6 +210,19 @@ def test_examples_are_those_of_a_plain_loop(tmp_path, lines, data):
             assert set(label[len(shown) :]) <= {-1} and not candidates[len(shown) :].any()
             assert as_ids(news, own["history"][row]) == history
     assert not evaluation
+
+
+def test_examples_take_little_more_memory_than_they_have(tmp_path):
+    """Of short impressions beside a long one; it was six times as much."""
+    short = [behavior(1, f"U{user}", "", "N1-1 N2-0") for user in range(2000)]
+    long = behavior(1, "U0", "", " ".join(["N1-1"] + ["N2-0"] * 400))
+    _, found = read(layout(tmp_path, behaviors=[*short, long]))
+    for examples in (training_examples, evaluation_examples):
+        tracemalloc.start()
+        columns = examples(found, np.arange(2001)).columns
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 3 * sum(column.nbytes for column in columns.values()), examples
 
 
 @settings(max_examples=50)

@@ -222,6 +222,20 @@ def test_a_run_that_was_stopped_after_its_last_evaluation_is_finished_in_mlflow(
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
 
 
+def test_a_run_that_finished_without_mlflow_leaves_no_empty_runs_in_it(tmp_path, monkeypatch):
+    """A logger that is named for a finished run gets none of its rounds."""
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    logger = MLflowLogger(tmp_path)
+    log(logger, [])
+    logger.finish(SUMMARY)
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("the_name")
+    assert not client.search_runs([experiment.experiment_id])
+    assert not (tmp_path / "mlflow_runs.json").exists()
+
+
 @pytest.mark.slow
 def test_mlflow_goes_where_the_user_has_set(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
@@ -245,7 +259,7 @@ def test_errors_of_mlflow_during_a_run_are_one_line(tmp_path):
 
     logger = MLflowLogger(tmp_path)
     logger._client = SimpleNamespace(log_batch=gone, set_terminated=gone)
-    logger._ids = SimpleNamespace(id_of=lambda seed, create: "x")
+    logger._ids = SimpleNamespace(id_of=lambda seed, create: "x", known=lambda seed: "x")
     line = {"round": 1, "model": "main", "split": "test", "seed": 0, "accuracy": 0.5}
     for call in (lambda: logger([line]), lambda: logger.finish({})):
         with pytest.raises(

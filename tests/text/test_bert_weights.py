@@ -4,6 +4,8 @@ Whether `transformers` computes the same from such a file is compared by a slow 
 package and torch in an environment of their own (BUILD.md says how).
 """
 
+import hashlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,14 @@ import safetensors.numpy
 
 from fedcodist.data.bert_tokens import BertVocabulary
 from fedcodist.text.bert import Encoder, bert_mini, first_layers, narrowed
-from fedcodist.text.bert_weights import load_encoder, save_encoder, stored_encoder
+from fedcodist.text.bert_weights import (
+    VOCABULARY,
+    check_vocabulary,
+    load_encoder,
+    save_encoder,
+    stored_encoder,
+    vocabulary_checksum,
+)
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -66,6 +75,25 @@ def test_a_file_tells_its_encoder(tmp_path):
         stored_encoder(other, heads=2)
     with pytest.raises(ValueError, match=r"^cannot read an encoder from .*nothing.*\.$"):
         stored_encoder(tmp_path / "nothing", heads=2)
+
+
+def test_a_file_tells_its_vocabulary(tmp_path):
+    """Shapes are the same for every vocabulary of a size, and for every order of its pieces."""
+    file, pieces = tmp_path / "encoder", [f"piece {number}" for number in range(11)]
+    save_encoder(file, noisy(), {"heads": "2"})
+    check_vocabulary(file, pieces)  # it does not say
+    save_encoder(file, noisy(), {"heads": "2", VOCABULARY: vocabulary_checksum(pieces)})
+    check_vocabulary(file, pieces)
+    for other in (pieces[::-1], [*pieces[:-1], "other"], pieces[:-1], ["".join(pieces)]):
+        with pytest.raises(ValueError, match=r"encoder must be of an encoder of the data's vocab"):
+            check_vocabulary(file, other)
+
+
+def test_a_vocabularys_checksum_is_that_of_its_file(tmp_path):
+    vocabulary = BertVocabulary(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "##a"))
+    vocabulary.save(tmp_path / "vocab.txt")
+    checksum = hashlib.sha256((tmp_path / "vocab.txt").read_bytes()).hexdigest()
+    assert vocabulary_checksum(vocabulary.pieces) == checksum
 
 
 def test_a_file_tells_its_narrowed_encoder(tmp_path):

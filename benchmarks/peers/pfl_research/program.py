@@ -71,9 +71,8 @@ def measure(arguments) -> None:
     # draw the same.
     np.random.seed(0)
     started = torch_device.clock()
-    FederatedAveraging().run(
-        # The first round is evaluated with any frequency; it is not timed.
-        NNAlgorithmParams(rounds, rounds, cohort, val_cohort_size=0),
+    unevaluated(FederatedAveraging)().run(
+        NNAlgorithmParams(rounds + 1, rounds + 1, cohort, val_cohort_size=0),
         SimulatedBackend(data, None, postprocessors),
         model,
         NNTrainHyperParams(
@@ -93,6 +92,20 @@ def measure(arguments) -> None:
         measuring.report("pfl_research", name, arguments, times, memory, peak_device_mb=device_mb)
     if several:
         torch.distributed.barrier()
+
+
+def unevaluated(algorithm):
+    """An algorithm of pfl-research that evaluates no clients, if its frequency is that of its end.
+
+    pfl-research evaluates clients before and after their training in every round whose number is a
+    multiple of the frequency. Zero is one of any frequency, so its rounds are numbered from 1 here.
+    """
+
+    class Unevaluated(algorithm):
+        def get_next_central_contexts(self, model, iteration, *others):
+            return super().get_next_central_contexts(model, iteration + 1, *others)
+
+    return Unevaluated
 
 
 def make_postprocessors(privacy: work.Privacy | None):
