@@ -4,12 +4,12 @@
 
 Only ratios are compared, since a machine's speed cancels out of them: a peer's time divided by ours, and
 our share of the GEMM peak. A ratio may fall by the noise of the recorded turns and of those measured
-now. Ratios of fewer than five turns are not judged, since one disturbed turn widens their noise.
+now.
 
 Exit status 0: every recorded ratio was measured and none has fallen. 1: some ratios fell by more than
 the noise; there is a line for each. Or a program failed that was measured before. 2: no ratio fell, but
-not all could be compared: the machine is too busy, a program is not installed, there are too few turns,
-or there is no comparable record. The last line names the reason.
+not all could be compared: the machine is too busy, a program is not installed, or there is no comparable
+record. The last line names the reason.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from fedcodist.core import child_processes
 
 WORKLOADS = ("digits", "cnn_small", "cnn_large")
 TURNS, GEMM_REPETITIONS = 5, 5
-LEAST_TURNS = 5  # of which one disturbed turn does not change the quartiles
 # Shares of the recorded median. At least the first is allowed, since turns may agree by luck. If the
 # noise reaches the second, no result is reported.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.5
@@ -59,14 +58,11 @@ class Ratio(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The distance of the first and third quartiles.
+        """Twice the median distance from the median, which one disturbed turn of three does not widen.
 
-        One disturbed turn of LEAST_TURNS or more does not widen it beyond the other turns.
+        For many turns it is the distance of the quartiles.
         """
-        if len(self.values) < 2:
-            return 0.0
-        first, _, third = statistics.quantiles(self.values, n=4, method="inclusive")
-        return third - first
+        return 2 * statistics.median(abs(value - self.median) for value in self.values)
 
 
 def main() -> int:
@@ -101,22 +97,16 @@ def compare_with_records(asked: Sequence[str] | None) -> int:
     if not wanted:
         print(f"nothing to compare with was recorded on {device}: make bench", file=sys.stderr)
         return CANNOT_JUDGE
-    old = [ratio for name in wanted for ratio in ratios(recorded[name])]
-    if old and all(map(too_few, old)):
-        most = max(len(ratio.values) for ratio in old)
-        print(
-            f"NOT JUDGED: too few turns: records need at least {LEAST_TURNS}, those of "
-            f"{', '.join(wanted)} have at most {most}",
-            file=sys.stderr,
-        )
-        return CANNOT_JUDGE
     shares = recorded[fedavg_cnn.RECORD]["rounds"] if fedavg_cnn.RECORD in recorded else ["small"]
     gemm = measure_gemm(list(shares))
     if fault := implausible(gemm["gemm_gflops"], machine.cores(), machine.vector_lanes()):
         print(fault, file=sys.stderr)
         return CANNOT_JUDGE
     measured = [gemm, *(measure_again(recorded[name]) for name in workloads)]
-    return judge(old, [ratio for record in measured for ratio in ratios(record)])
+    return judge(
+        [ratio for name in wanted for ratio in ratios(recorded[name])],
+        [ratio for record in measured for ratio in ratios(record)],
+    )
 
 
 def judge(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> int:
@@ -143,11 +133,6 @@ def judge(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> int:
     return SLOWER if found else CANNOT_JUDGE if unknown else 0
 
 
-def too_few(ratio: Ratio) -> bool:
-    """Whether a ratio has too few turns to be judged."""
-    return len(ratio.values) < LEAST_TURNS
-
-
 def allowed_fall(recorded: Ratio, measured: Ratio) -> float:
     """The noise of two medians: the spreads of both, and at least LEAST_NOISE of the recorded one."""
     return max(recorded.spread + measured.spread, LEAST_NOISE * recorded.median)
@@ -156,12 +141,12 @@ def allowed_fall(recorded: Ratio, measured: Ratio) -> float:
 def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
     """One line for each measured ratio that lies below the recorded one by more than noise.
 
-    Ratios that are in only one of the two, or have too few turns, are left out.
+    Ratios that are in only one of the two are left out.
     """
     present, found = {ratio.name: ratio for ratio in measured}, []
     for old in recorded:
         new = present.get(old.name)
-        if new is None or too_few(old) or too_few(new):
+        if new is None:
             continue
         noise = allowed_fall(old, new)
         if not new.median >= old.median - noise:
@@ -173,14 +158,12 @@ def findings(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
 
 
 def doubts(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[str]:
-    """Each recorded ratio that was not measured, has too few turns, or fell with turns too unlike."""
+    """Each recorded ratio that was not measured, or that fell while its turns differ too much."""
     present, found = {ratio.name: ratio for ratio in measured}, []
     for old in recorded:
         new = present.get(old.name)
         if new is None:
             found.append(f"{old.name} was not measured")
-        elif too_few(old) or too_few(new):
-            found.append(f"{old.name} has too few turns")
         elif new.median < old.median and allowed_fall(old, new) >= MOST_NOISE * old.median:
             found.append(f"{old.name} is too noisy")
     return found
