@@ -20,6 +20,10 @@ def steady(name, median, spread=0.0, turns=5):
     return Ratio(name, tuple(np.linspace(median - spread, median + spread, turns).tolist()))
 
 
+def test_one_disturbed_turn_of_three_widens_nothing():
+    assert Ratio("torch_loop", (18.96, 1.87, 19.1)).spread == pytest.approx(2 * 0.14)
+
+
 def scaled(ratio, by):
     return ratio._replace(values=tuple(by * value for value in ratio.values))
 
