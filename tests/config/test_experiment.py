@@ -957,7 +957,9 @@ def test_a_share_is_refused_where_a_network_has_a_depth():
     config = digits_submodels.get_config("depth_fl")
     build_experiment(config)
     config.pools.small.share = 0.5
-    with pytest.raises(ValueError, match=r"pools\.small\.share must be left out: depth_fl"):
+    with pytest.raises(
+        ValueError, match=r"pools\.small\.share must be left out: pools of depth_fl have a depth"
+    ):
         build_experiment(config)
 
 

@@ -218,8 +218,8 @@ def test_mhd_runs_on_the_data_and_networks_of_fed_md():
     names = ("fed_md_16_32", "fed_md_16_48", "fed_md_16_32", "fed_md_16_48")
     config = digits(parties__networks=names, parties__heads=1, parties__projection=16)
     config.rounds, config.training.steps = 1, 2
-    config.execution.loop = "scan"
     with config.ignore_type():
+        config.execution.update(loop="scan", chunk_size=None)
         config.data = dict(name="digits_public_private", num_parties=4, per_class=3, seed=0)
         config.evaluation.update(splits=("test",), final_splits=())
     data = load_data(config.data)

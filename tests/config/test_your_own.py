@@ -464,7 +464,7 @@ def test_a_copy_of_the_config_runs_outside_the_checkout(tmp_path):
     settings += ["--config.callbacks.stop_early.min_delta=2.0"]  # more than an F score can gain
     done = run(*settings)
     assert done.returncode == 0, done.stderr
-    assert "stopped after round 1: macro_f1 on held_out has not improved" in done.stdout
+    assert "finished, 1 round of 4: macro_f1 on held_out has not improved" in done.stdout
     folder = tmp_path / "run"
     log = (folder / "my_log.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in log] == [
@@ -474,7 +474,7 @@ def test_a_copy_of_the_config_runs_outside_the_checkout(tmp_path):
     rows = (folder / "metrics.csv").read_text()
     assert "0,main,held_out,0,macro_f1," in rows and "1,main,test,0,top_3," in rows
     again = run(*settings)
-    assert again.returncode == 0 and "stopped after round 1" in again.stdout
+    assert again.returncode == 0 and "finished already, 1 round of 4" in again.stdout
     text = (tmp_path / "renamed.py").read_text()
     (tmp_path / "renamed.py").write_text(text.replace("nnx.Dropout(0.2", "nnx.Dropout(0.3"))
     edited = run(*settings)
