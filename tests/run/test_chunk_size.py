@@ -147,6 +147,9 @@ def bytes_of(chunk, evaluated=2):
 @pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_measured_is_what_runs(stream, monkeypatch):
     """Compiled programs refuse arguments of other shapes or on other devices."""
+    for module in ("chunk_size", "experiment"):
+        monkeypatch.setattr(f"fedcodist.run.{module}.all_devices", lambda: None)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     experiment = experiment_of(1, stream=stream, with_rows=True)
     compiled = chunk_size._lowered(experiment).compile()
     name = "train_streamed" if stream else "train"
