@@ -251,7 +251,7 @@ def test_no_run_outlives_its_command(command, name, tmp_path):
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("side_by_side.py", ["--workload=digits", "--only=torch_loop", "--turns=1"]),
+        ("side_by_side.py", ["--workload=digits", "--turns=1"]),
         pytest.param("cold_start.py", ["--turns=1"], marks=pytest.mark.slow),
         pytest.param("scale.py", ["--only=population", "--turns=1"], marks=pytest.mark.slow),
         pytest.param("distillation_cost.py", ["--turns=1"], marks=pytest.mark.slow),
