@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,7 +123,8 @@ def test_the_embedded_source_needs_no_argument(tmp_path, capsys):
     assert content["arguments"]["domains"] == ["prose", "code"]
     assert content["splits"]["train"]["num_clients"] > 50
     # Another process, in which sets of strings have another order.
-    again = [sys.executable, PYTHON_SOURCE.__file__, f"--output={tmp_path / 'again'}"]
+    script = Path(__file__).parents[2] / "datasets" / "python_source" / "prepare.py"
+    again = [sys.executable, str(script), f"--output={tmp_path / 'again'}"]
     environment = os.environ | {"PYTHONHASHSEED": "1"}
     subprocess.run([*again, "--max-examples=20"], env=environment, check=True, capture_output=True)
     assert all_bytes(tmp_path / "again") == all_bytes(output)
