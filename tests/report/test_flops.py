@@ -240,7 +240,7 @@ def test_runs_compute_what_is_counted(name, monkeypatch):
         state, metrics, sizes = round_(state, round)
         jax.effects_barrier()
         for pool, size in sizes.items():
-            examples[pool_of(config, pool)] += 2.0 * int(size)
+            examples[pool_of(config.to_dict(), pool)] += 2.0 * int(size)
         steps += [float(v) for k, v in metrics.items() if k.endswith("distillation_steps")]
     found = flops_of_run(config.to_dict(), examples, np.mean(steps) if steps else None)
     assert sum(found.clients.values()) + found.server == seen[False] + LEARNING * seen[True]
