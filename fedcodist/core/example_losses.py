@@ -121,7 +121,8 @@ def _check_apart(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
     """Raises WrongShape for a function that broadcasts a column of the batch against the outputs.
 
     Every example would be compared with all examples of the batch, padding too. Such a function does not
-    notice columns that are longer than the outputs. Losses of `per_example` look nothing up by name.
+    notice columns that are longer than the outputs. A loss of `per_example` passes, since it gives each
+    example its own columns.
     """
     if _is_probed.get():  # a loss inside a loss
         return

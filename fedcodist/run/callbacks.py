@@ -5,7 +5,7 @@ whatever else it names among its parameters:
 
     def callback(records, models, history): ...
 
-- `records`: the metrics lines of this evaluation, as in metrics.jsonl.
+- `records`: copies of the metrics lines of this evaluation, as in metrics.jsonl.
 - `models`: a function without arguments that returns model -> Variables, leaves [seeds, ...] on the
   host. Nothing is copied unless it is called. It can be called during the callback only.
 - `history`: all metrics lines of the run so far, including `records` and the lines from before a resume.
