@@ -129,17 +129,17 @@ def test_two_machines_that_stream_their_own_clients_are_one_process(tmp_path):
     }
 
 
-def test_commands_of_build_md_are_of_flags_that_exist():
+def test_commands_of_the_page_on_running_are_of_flags_that_exist():
     """For TPU pods, Slurm, plain machines and Kubernetes."""
-    text = (ROOT / "BUILD.md").read_text(encoding="utf-8")
-    several = text[text.index("## Several machines") :]
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    several = text[text.index("## A TPU pod") : text.index("## Many runs")]
     for place in ("gcloud compute tpus tpu-vm ssh", "srun --nodes", "--host=1", "kind: Job"):
         assert place in several
-    commands = re.findall(r"experiments\.main((?:[^\n]|\n +--(?:config|coordinator))*)", several)
+    commands = re.findall(r"fedcodist run((?:[^\n]|\n +--coordinator)*)", several)
     assert len(commands) == 5
     for command in commands:
         flags = set(re.findall(r"--(\w+)", command))
-        assert {"config", "workdir"} < flags <= set(run.flags.FLAGS)
+        assert {"workdir"} < flags <= set(run.flags.FLAGS)
         assert "distributed" in flags or {"coordinator", "num_hosts", "host"} <= flags
 
 

@@ -57,7 +57,7 @@ def teaching(
 ) -> Teach:
     """Returns (entries [teachers, 2], batch, model, variables) -> teachers' outputs [teachers, ...].
 
-    Teachers are in inference mode. `model` and `variables` are the student's; its outputs have the same
+    Teachers are in evaluation mode. `model` and `variables` are the student's; its outputs have the same
     shape as a teacher's.
     """
 

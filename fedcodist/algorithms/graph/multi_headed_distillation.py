@@ -104,7 +104,7 @@ def multi_headed_distillation(
     the beginning of each round but the first, a fresh checkpoint of a neighbour replaces one entry of
     every buffer. Within a round clients are independent, so devices wait for each other once per round.
 
-    Teachers are in inference mode, the client itself in training mode on both batches.
+    Teachers are in evaluation mode, the client itself in training mode on both batches.
 
     Args:
       groups: architecture -> its clients, together clients 0 to K - 1; models of

@@ -90,8 +90,9 @@ class FDVariant(NamedTuple):
     """What differs between versions of the method.
 
     Attributes:
-      averaged: when a party's means are computed: 'after_training', in inference mode, or 'in_training',
-        over the training outputs of all steps, as HtFLlib and Jeong et al. (not verified) do.
+      averaged: when a party's means are computed: 'after_training', in evaluation mode, or
+        'in_training', over the training outputs of all steps, as HtFLlib and Jeong et al. (not verified)
+        do.
       own_share: whether a party's target includes its own mean, as in HtFLlib, or only other parties'.
       divergence: 'kl', with a temperature, or 'mse', the mean squared difference of logits.
     """
@@ -125,7 +126,7 @@ def fd(
 
     The loss is CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)). G are the mean logits of the
     example's label over the other parties that have this label. If there are none, as in the first
-    round, the loss is CE alone. Means are computed after local training, in inference mode. (Jeong et
+    round, the loss is CE alone. Means are computed after local training, in evaluation mode. (Jeong et
     al. average during training, see `variant`, and they average softened outputs.)
 
     HtFLlib's FD is `FDVariant("in_training", own_share=True)` except for its loss: it uses mean logits,

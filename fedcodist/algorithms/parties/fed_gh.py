@@ -107,7 +107,7 @@ def fed_gh(
 
     At the start of a round the global head replaces each party's head, except in the first round, as in
     the authors' code. Then the whole network is trained on the party's examples. The party sends its
-    mean embedding of each class that it has, in inference mode. The server trains the global head with
+    mean embedding of each class that it has, in evaluation mode. The server trains the global head with
     cross-entropy on the mean embeddings of all parties. In the authors' code the server's steps change a
     party's network and never the head; here they change the head, as in the paper. The authors' means
     are means of batch means; here they are means over examples. Optimizers are fresh in every round.

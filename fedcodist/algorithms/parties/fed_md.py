@@ -94,7 +94,7 @@ def fed_md(
     """FedMD's collaboration, after transfer learning (`local_only`) has trained the parties' models.
 
     A round is one pass of Algorithm 1's loop. A subset of the public examples is drawn, class by class.
-    Every party sends its logits on it, in inference mode. Their weighted mean is the consensus. Then
+    Every party sends its logits on it, in evaluation mode. Their weighted mean is the consensus. Then
     each party digests: it fits its logits to the consensus with the mean absolute error. Finally it
     revisits its private examples. All parties send before any party learns.
 

@@ -93,9 +93,9 @@ def fed_proto(
 
     The loss is CE + lambda MSE(embedding, the global prototype of the example's label). The second term
     is left out for labels without a prototype, so for all labels in the first round. Prototypes are
-    computed after local training, in inference mode. The authors' code computes them during training and
-    averages them over parties with equal weights. The paper weights by examples, divides once more by
-    the number of parties, and uses the distance of a party's prototypes (not verified). Here the
+    computed after local training, in evaluation mode. The authors' code computes them during training
+    and averages them over parties with equal weights. The paper weights by examples, divides once more
+    by the number of parties, and uses the distance of a party's prototypes (not verified). Here the
     distance of each example's embedding is used, as in the code.
 
     Args:

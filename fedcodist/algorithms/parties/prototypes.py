@@ -107,7 +107,7 @@ def class_sums(
     training: LocalTraining,
     batch_size: int,
 ) -> ClassSums:
-    """The sums of a party's embeddings of its own examples, in inference mode.
+    """The sums of a party's embeddings of its own examples, in evaluation mode.
 
     Args:
       model, variables: the party's model.
