@@ -29,8 +29,8 @@ EXACT, SUBSPACE = "exact SVD", "SVD in 32 dimensions"
 # Kind -> (run of the config, changes of its compression).
 KINDS: dict[str, tuple[str, dict[str, int]]] = {
     WHOLE: ("fed_kd,whole", {}),
-    EXACT: ("fed_kd", {"spectra": False}),
-    SUBSPACE: ("fed_kd", {"spectra": False, "range_finder": 32}),
+    EXACT: ("fed_kd", {"spectra": False, "gradient_spectra": False}),
+    SUBSPACE: ("fed_kd", {"spectra": False, "gradient_spectra": False, "range_finder": 32}),
 }
 MOST_ROUNDS = 1000  # over which thresholds rise; more than are measured
 # Of BERT-base's layers, as [inputs, outputs]; how many of each a layer has.

@@ -76,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         if settings.workdir is None:
             raise ValueError("--workdir must be given with --config.")
         baseline = _checked_baseline(settings.baseline, runs)
+        sweep.check_options(others, (*sweep.OPTIONS, *_OF_FOLDERS))
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
     chosen = [f"--only={pattern}" for pattern in settings.only or ()]

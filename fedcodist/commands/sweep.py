@@ -31,7 +31,9 @@ from fedcodist.core.checks import check_integer
 from fedcodist.run import launch
 from fedcodist.run.metrics_text import final_text
 
+OPTIONS = ("--workdir", "--only", "--at-once", "--list")
 _COMMAND = (sys.executable, "-m", "fedcodist.commands.run")
+_OF_ABSL = ("--config", "--flagfile", "--undefok")
 _MOST_AT_ONCE = 1024
 _MANIFEST = "manifest.json"  # of a prepared folder
 _MARK = "sweep.json"  # in the folder of a run that is finished
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error("the following arguments are required: --workdir")
         runs = _chosen(runs_of(module, settings.config), settings.only)
         check_integer("--at-once", settings.at_once, low=1, high=_MOST_AT_ONCE)
+        check_options(others, OPTIONS)
         configs = {}
         for run in runs:
             config_of(module, f"{settings.config}:{run}", run)
@@ -83,6 +86,24 @@ def main(arguments: Sequence[str]) -> int:
 def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
     """The runs of a config file that match the patterns. Raises one of PARSE_ERRORS for a mistake."""
     return _chosen(runs_of(load_config_of_runs(config), config), patterns)
+
+
+def check_options(others: Sequence[str], own: Sequence[str]) -> None:
+    """Raises ValueError for an option of neither `own` nor `fedcodist run`: every run would refuse it.
+
+    Settings, --config.name=value, are not checked here.
+    """
+    from fedcodist.commands import run as command  # defines the flags of `fedcodist run`
+
+    of_run = [f"--{flag.name}" for flag in flags.FLAGS.get_flags_for_module(command.__name__)]
+    known = [*own, *_OF_ABSL, *of_run]
+    for argument in others:
+        option = re.match(r"--?([A-Za-z][\w-]*)(=|$)", argument)
+        if option is None or f"--{option[1]}" in known:
+            continue
+        if option[1] not in flags.FLAGS and option[1].removeprefix("no") not in flags.FLAGS:
+            nearest = command_line.nearest_name(f"--{option[1]}", known)
+            raise ValueError(f"--{option[1]} is no option; did you mean {nearest}?")
 
 
 def _chosen(runs: Sequence[str], patterns: Sequence[str] | None) -> list[str]:

@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from fedcodist.config.bind import accepted
 from fedcodist.config.client_methods import check_not_text
 from fedcodist.config.data import Data
 from fedcodist.config.execution import check_plainly_executed, execution_of
 from fedcodist.config.graph_methods import build_on_graph
 from fedcodist.config.party_methods import build_of_parties
 from fedcodist.config.pool_methods import build_of_pools
-from fedcodist.config.registry import CLIENTS, GRAPH, PARTIES, POOLS, algorithm_entry
+from fedcodist.config.registry import CLIENTS, GRAPH, PARTIES, POOLS, algorithm_entry, function_of
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.method_checks import kind_of
+from fedcodist.models.headed import NoHead
 
 # FedAvg is a method of clients. As `algorithm.name` it stands for pools that do not teach each other.
 _BUILDERS: dict[str, Callable[[ConfigDict, Data], FederatedAlgorithm]] = {
@@ -48,11 +50,23 @@ def build_algorithm(config: ConfigDict, data: Data) -> FederatedAlgorithm:
         raise ValueError(
             f"algorithm.privacy must be of methods of parties, got algorithm.name={entry.name}."
         )
-    if entry.name != "fed_kd_parties" and config.algorithm.get("compression") is not None:
+    if config.algorithm.get("compression") is not None:
+        has_links = entry.kind == PARTIES and {"uplink", "downlink"} & accepted(function_of(entry))
+        if not has_links:
+            raise ValueError(
+                "algorithm.compression must be of a method of parties with an argument uplink or "
+                f"downlink, such as fed_kd_parties, got algorithm.name={entry.name}."
+            )
+    try:
+        algorithm = _BUILDERS[entry.kind](config, data)
+    except NoHead as error:
+        group = "parties" if entry.kind == PARTIES else "algorithm"
+        if config[group].get("embedding_width") is not None:
+            raise
         raise ValueError(
-            f"algorithm.compression must be of fed_kd_parties, got algorithm.name={entry.name}."
-        )
-    algorithm = _BUILDERS[entry.kind](config, data)
+            f"{group}.embedding_width must be set for algorithm.name={entry.name}, or networks of "
+            f"one's own must be made by `headed`: {error}"
+        ) from None
     if not isinstance(algorithm, FederatedAlgorithm):
         raise TypeError(
             f"algorithm.name {config.algorithm.name!r} must return an fc.FederatedAlgorithm, got "

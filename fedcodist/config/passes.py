@@ -259,7 +259,7 @@ def _server_epochs(work: Any, default: int) -> int:
 def fed_gen(work: Any) -> Any:
     """Besides private examples, heads learn from generated embeddings, and the generator learns."""
     settings, classes = work.settings, work.num_classes
-    width = work.config["parties"]["embedding_width"]
+    width, _ = work.head_shape
     # The defaults are those of `Generator`.
     noise, hidden = settings.get("generator_noise", 32), settings.get("generator_hidden", 256)
     generator, head = 2 * ((noise + classes) * hidden + hidden * width), 2 * width * classes

@@ -101,6 +101,7 @@ def _check_pools_are_read(config: ConfigDict, data: Data, has_levels: bool) -> N
         "share": "" if has_levels and not is_depth_fl else why_no_share,
         "depth": "" if is_depth_fl else f"{method} trains networks of all their blocks",
         "domain": "" if has_domains else f"the data {config.data.name} have no domains",
+        "fraction": "a pool has all clients of its domain" if has_domains else "",
     }
     for name, pool in config.pools.items():
         for setting, reason in unread.items():

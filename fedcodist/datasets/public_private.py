@@ -127,9 +127,11 @@ def digits_public_private(
     public_classes = list(public_classes)
     is_integer = [isinstance(digit, int | np.integer) for digit in public_classes]
     private_classes = [digit for digit in range(10) if digit not in public_classes]
-    if not all(is_integer) or not private_classes or not set(public_classes) <= set(range(10)):
+    are_digits = all(is_integer) and set(public_classes) <= set(range(10))
+    count = len(public_classes)
+    if not are_digits or not private_classes or not 0 < count == len(set(public_classes)):
         raise ValueError(
-            "public_classes must be integers, some digits and not all of them, got "
+            "public_classes must be integers, some digits and not all of them, none twice, got "
             f"{shown(public_classes)}."
         )
     check_number("test_fraction", test_fraction, above=0, below=1)
@@ -409,7 +411,10 @@ def _check_parts(num_parties: int, per_class: int) -> None:
 def _enough(chosen: np.ndarray, needed: int, what: str) -> np.ndarray:
     examples = np.flatnonzero(chosen)
     if len(examples) < needed:
-        raise ValueError(f"parties need {needed} images of {what}, there are {len(examples)}.")
+        raise ValueError(
+            f"per_class must be smaller: parties need {needed} images of {what}, there are "
+            f"{len(examples)}."
+        )
     return examples
 
 

@@ -73,6 +73,10 @@ def headed(
     return model
 
 
+class NoHead(ValueError):
+    """A network lacks the linear head that a method needs."""
+
+
 class Headed(nn.Module):
     """The module of `headed`. Parameters: backbone, head and, where a width is given, embedding."""
 
@@ -140,14 +144,15 @@ def check_heads(argument: str, models: dict[str, Model]) -> tuple[int, int]:
       models: name -> Model.
 
     Raises:
-      ValueError: names a model that is not made by `headed`, or has a head of another shape.
+      NoHead: names a model that is not made by `headed`.
+      ValueError: heads have several shapes.
     """
     shapes = {}
     for name, model in models.items():
         params = jax.eval_shape(model.init, keys.key_shape()).params
         head = params.get(HEAD) if hasattr(params, "get") else None
         if head is None or getattr(head, "keys", dict)() != {"kernel", "bias"}:
-            raise ValueError(
+            raise NoHead(
                 f"{argument} must have models with a linear head, as `headed` makes them, "
                 f"{name!r} has the parameters {sorted(params)}."
             )

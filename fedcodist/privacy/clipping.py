@@ -39,13 +39,17 @@ def clipped_weight(weight: jax.Array, bound: jax.Array | float) -> jax.Array:
     return jnp.where(jnp.isnan(weight), 0, jnp.clip(weight, 0, bound))
 
 
+def has_norm(tree: PyTree) -> jax.Array:
+    """Whether float32 holds the norm of the tree, a bool scalar; else `clipped` makes zeros of it."""
+    return jnp.isfinite(optax.tree.norm(tree))
+
+
 def is_within(tree: PyTree, bound: jax.Array | float) -> jax.Array:
     """Whether what is sent of the tree is within the bound before clipping; bool scalar.
 
     A tree with a value that is not finite is sent as zeros, so it counts as within any bound.
     """
-    norm = optax.tree.norm(tree)
-    return (norm <= bound) | ~jnp.isfinite(norm)
+    return (optax.tree.norm(tree) <= bound) | ~has_norm(tree)
 
 
 def noised(tree: PyTree, deviation: jax.Array | float, key: jax.Array) -> PyTree:

@@ -22,6 +22,7 @@ from fedcodist.privacy.banded_noise import BandedNoise, NoiseState, correlated, 
 from fedcodist.privacy.clipping import (
     clipped,
     clipped_weight,
+    has_norm,
     is_within,
     noised,
     plus_noise,
@@ -166,13 +167,12 @@ def private(
             result = result._replace(client_state=after)
         if banded is not None:
             check_same_shapes(method, message, result)
-        # A client whose update is not finite sends zeros. It keeps its state, such as the memory of an
-        # error feedback, which would be NaN for ever.
-        is_finite = jnp.stack(
-            [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((result.update, result.extra))]
-        ).all()
+        # A client of which `clipped` makes zeros keeps its state. The memory of an error feedback would
+        # otherwise be NaN for ever, or count the message as sent.
+        change = _change(message.mutable, result.mutable)
+        is_sent = has_norm(result.update) & has_norm(result.extra) & has_norm(change)
         kept = jax.tree.map(
-            lambda new, old: jnp.where(is_finite, new, old), result.client_state, client_state
+            lambda new, old: jnp.where(is_sent, new, old), result.client_state, client_state
         )
         result = result._replace(client_state=kept)
         return _bounded(result, message, clips, per_layer, adaptive is not None, metrics)

@@ -66,6 +66,7 @@ from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
+_ROOM = 1000  # rounds between evaluations for whose metrics a program always has room
 
 
 class Experiment(NamedTuple):
@@ -244,12 +245,20 @@ def experiment_programs(experiment: Experiment) -> Programs:
     """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
     return build_programs(
         experiment.algorithm,
-        experiment.evaluate_every,
+        longest_block(experiment),
         all_devices(),
         experiment.seeds_loop,
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
     )
+
+
+def longest_block(experiment: Experiment) -> int:
+    """The largest number of rounds of one call of `Programs.train`, which has room for their metrics.
+
+    Some write 10**9 in `evaluate_every` for a run that is evaluated at its end.
+    """
+    return min(experiment.evaluate_every, max(experiment.rounds, _ROOM))
 
 
 def _check_kinds(experiment: Experiment) -> None:

@@ -93,8 +93,10 @@ def check_privacy(experiment: Any) -> None:
             "algorithm.select must be the algorithm's own where it is private: epsilon is computed for "
             "the clients that it draws."
         )
-    # Parties' rounds before `start` may be pre-training, in which they share nothing.
-    if experiment.start is not None and set(pools) - {PARTIES}:
+    # Parties' rounds before `start` may be pre-training, in which they share nothing. Their algorithms
+    # have no client states; a pool has, whatever its name.
+    of_parties = set(pools) == {PARTIES} and not experiment.algorithm.client_states
+    if experiment.start is not None and pools and not of_parties:
         raise ValueError(
             "start must be None for a private algorithm: its earlier rounds would not be counted, and "
             "their noise would be drawn again."

@@ -13,7 +13,7 @@ import numpy as np
 from fedcodist.core.client_states import device_client_states
 from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.evaluation import evaluation_split
-from fedcodist.run.experiment import Experiment
+from fedcodist.run.experiment import Experiment, longest_block
 from fedcodist.run.metrics_lines import FINITE
 from fedcodist.run.programs import (
     Programs,
@@ -48,7 +48,7 @@ def programs_at_once(experiment: Experiment) -> Programs:
             raise ValueError(f"--at_once must be 1 for {experiment.algorithm.name}: {why}.")
     return build_programs(
         experiment.algorithm,
-        experiment.evaluate_every,
+        longest_block(experiment),
         all_devices(),
         "vmap",
         experiment.evaluation_batch_size,

@@ -759,6 +759,7 @@ def test_a_config_of_ones_own_without_final_splits_is_ranked(tmp_path):
         ([f"--config={CONFIG}", "--config.round=3"], "did you mean --config.rounds"),
         (["--config=digits_methods:fed_avg"], "name the run by --only fed_avg."),
         (["--config=nowhere"], "'nowhere' is no folder of runs, and --config must be an existing"),
+        ([f"--config={CONFIG}", "--metrc=loss"], "--metrc is no option; did you mean --metric?"),
         (["runs"], "--workdir is an option of runs that --config describes"),
         (["--config.rounds=3", "runs"], "--config.rounds is an option of runs that --config"),
         (

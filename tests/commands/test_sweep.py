@@ -229,9 +229,9 @@ def test_a_pre_trained_file_is_in_the_mark(tmp_path, fake):
 
 def test_a_part_of_an_options_name_is_no_option(fake, capsys):
     run, started, folder = fake
-    assert run("--only", "a,1", "--work", str(folder / "other")) == 0
-    assert not (folder / "other").exists()
-    assert started()[0][0][-2:] == ["--work", str(folder / "other")]  # which the run refuses
+    assert run("--only", "a,1", "--work", str(folder / "other")) == USER_ERROR
+    assert capsys.readouterr().err == "error: --work is no option; did you mean --workdir?\n"
+    assert not started() and not (folder / "other").exists()
 
 
 def test_only_runs_that_match(fake):
@@ -338,6 +338,10 @@ def test_several_at_once_share_the_cores_and_keep_logs(fake, capfd):
         (["--config", "digits_methods:fed_avg"], "name the run by --only fed_avg."),
         (["--config", "{table}", "--only", "x"], "--only 'x' matches none of"),
         (["--config", "{table}", "--at-once", "0"], "--at-once must be at least 1, got 0"),
+        (
+            ["--config", "{table}", "--proceses=1"],
+            "--proceses is no option; did you mean --processes?",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path):

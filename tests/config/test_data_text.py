@@ -295,6 +295,10 @@ def test_the_demo_prints_its_table_and_continuations(tmp_path):
         (lambda c: set_domains(c, verse=0.5), "data.domains: .* got 'verse'"),
         (lambda c: set_domains(c, prose=0.9, code=0.9), "data.domains: 21 users"),
         (lambda c: c.pools.small.update(domain="verse"), "pools.small.domain must be one of"),
+        (
+            lambda c: c.pools.small.update(fraction=0.5),
+            r"pools\.small\.fraction must be left out: a pool has all clients of its domain",
+        ),
         (lambda c: c.pools.small.update(model="cnn_small"), "pools.small.model must be one of"),
         (lambda c: c.algorithm.update(mixup_beta=2.0), "algorithm.mixup_beta 0 for text"),
         (lambda c: c.training.update(samples=-1), "samples must be at least 0"),

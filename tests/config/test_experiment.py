@@ -1026,6 +1026,20 @@ def test_the_width_of_fed_mrls_small_embedding_is_blamed_on_its_setting():
         build_experiment(config)
 
 
+@pytest.mark.parametrize(
+    ("module", "method", "group"),
+    [(digits_parties, "fed_proto", "parties"), (digits_methods, "fed_et", "algorithm")],
+)
+def test_a_width_of_embeddings_that_is_missing_is_named(module, method, group):
+    config = module.get_config(method)
+    with config.ignore_type():
+        config[group].embedding_width = None
+    message = rf"^{group}\.embedding_width must be set for algorithm\.name={method}, .* linear head"
+    with pytest.raises(ValueError, match=message) as error:
+        build_experiment(config)
+    assert "\n" not in str(error.value)
+
+
 def test_a_method_of_clients_is_no_algorithm(monkeypatch):
     """A function of one's own may be either, and each has a setting."""
     config = digits_codist.get_config("fed_avg")

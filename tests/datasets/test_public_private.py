@@ -193,6 +193,12 @@ def test_labels_are_looked_up(classes, first):
     [
         (lambda: joint_labels(np.zeros(1, int), (1, 1), 0), "classes must be different"),
         (lambda: digits_public_private(public_classes=range(10)), "some digits and not all"),
+        (lambda: digits_public_private(public_classes=()), r"^public_classes must be .* got \[\]"),
+        (
+            lambda: digits_public_private(public_classes=(1, 1)),
+            r"^public_classes must be .* none twice, got \[1, 1\]",
+        ),
+        (lambda: digits_public_private(per_class=200), r"^per_class must be smaller: parties need"),
         (lambda: digits_public_private(seed=-1), "seed must be at least 0, got -1"),
         (lambda: cifar_public_private(*cifar(), seed=None), "seed must be an integer"),
         (lambda: letters_public_private(*letters(), seed=-1), "seed must be at least 0, got -1"),

@@ -9,7 +9,7 @@ from linear_model import linear_model
 
 from fedcodist.core.batches import TARGET
 from fedcodist.core.inputs import Examples
-from fedcodist.distillation.cached_teacher import cached_answers
+from fedcodist.distillation.cached_teacher import _check_not_random, cached_answers
 from fedcodist.distillation.divergences import softened_target
 from fedcodist.distillation.loop import Distillation, distill, frozen
 
@@ -48,6 +48,28 @@ def test_answers_do_not_pass_through_preprocessing():
 
     found, expected = (students(known, cached, teacher=np.zeros(10)) for cached in (True, False))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_preprocessing_that_reads_positions_is_not_random():
+    """Values are known if they are made while constants are computed; in a round they are traced."""
+
+    def by_place(batch, key, positions):
+        return {**batch, "image": batch["image"] + positions[:, None]}
+
+    unlabelled = Examples({"image": jnp.asarray(IMAGES)}, ROWS)
+    settings = SETTINGS._replace(preprocess=by_place)
+    answered = lambda: cached_answers(lambda batch: batch["image"], unlabelled, settings)[0].columns
+    assert jax.eval_shape(answered)[TARGET].shape == IMAGES.shape
+
+
+def test_a_shard_map_that_is_not_compiled_tells_no_values():
+    def check():
+        _check_not_random(SETTINGS, {"image": jnp.zeros((2, 4))})
+        return jnp.zeros(1)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("devices",))
+    options = dict(mesh=mesh, in_specs=(), out_specs=PartitionSpec("devices"), check_vma=False)
+    jax.shard_map(check, **options)()
 
 
 def test_devices_share_their_answers():

@@ -117,7 +117,7 @@ OTHER_CONFIGS = {
         "data.labels_per_client=11": ["per_client", "at most the 10 labels", "11"],
         "data.skew=-1": ["skew", "at least 0", "-1"],
         "data.public_share=0": ["data.public_share", "above 0", "0"],
-        "data.num_clients=1": ["num_clients", "at least 2", "1"],
+        "data.num_clients=1": ["parties", "at least 2 clients on a graph", "got 1"],
     },
     "digits_mhd.py:centralised": {"data.public_share=1": ["data.public_share", "both parts some"]},
     "digits_mhd.py:local_only_steps": {
@@ -490,7 +490,7 @@ def folders(small, uninterrupted, environment, tmp_path_factory):
     shutil.copytree(folder / "run", folder / "unreadable")
     (folder / "unreadable" / "config.json").write_text("{")
     (folder / "file").touch()
-    plan = "--config.execution.chunk_size=2"
+    plan = "--config.execution.seeds_loop=vmap"
     cases = {
         "config": ["run", "--config.algorithm.alpha=0.25"],
         "plan": ["run", plan],
@@ -512,7 +512,7 @@ def test_the_run_folder_of_another_config(folders):
 
 @pytest.mark.slow
 def test_the_run_folder_of_another_plan(folders):
-    assert_refused(folders["plan"], "execution plan", "chunk_size is 1 there and 2 here")
+    assert_refused(folders["plan"], "execution plan", "seeds_loop is 'map' there and 'vmap' here")
     assert "--change_plan" in folders["plan"].stderr
     # With the flag it goes on, and the folder has the new plan from then on.
     assert folders["changed plan"].returncode == 0
@@ -582,7 +582,11 @@ def test_a_codistillation_that_is_not_finite(small, environment, tmp_path):
     settings += ["--config.pools.small.teaching.learning_rate=1e38"]
     settings += ["--config.algorithm.distillation_optimizer=sgd"]
     (done,) = run_many([settings], environment)
-    assert_refused(done, "non-finite update in round 6, pool 'small', seed 0", "training stopped")
+    assert_refused(
+        done,
+        "non-finite model or server state in round 6, pool 'small', seed 0",
+        "training stopped",
+    )
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "round_00000002.msgpack",
         "round_00000004.msgpack",

@@ -205,9 +205,9 @@ def test_two_processes_give_the_same_values(stream, uninterrupted, run, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["loop=vmap", "seeds_loop=vmap"])
-def test_other_loops_give_the_same_values(setting, uninterrupted, run, tmp_path):
-    done = run(tmp_path / "run", f"--config.execution.{setting}", "--config.execution.chunk_size=2")
+@pytest.mark.parametrize("settings", [("loop=vmap", "chunk_size=2"), ("seeds_loop=vmap",)])
+def test_other_loops_give_the_same_values(settings, uninterrupted, run, tmp_path):
+    done = run(tmp_path / "run", *(f"--config.execution.{setting}" for setting in settings))
     assert (done.returncode, done.stderr) == (0, "")
     assert_close(tmp_path / "run", uninterrupted, 1e-4)
 

@@ -241,6 +241,16 @@ def test_private_pools_do_not_start_from_another_run():
     assert "\n" not in str(raised.value)
 
 
+def test_a_private_pool_called_parties_does_not_start_from_another_run():
+    """The name is that of parties' cohorts, whose pre-training shares nothing."""
+    method = private(AVERAGING, CLIP, 20.0, expected_clients=2)
+    pools = {"parties": Pool(method, np.arange(len(SIZES)), 2, PoissonCohort())}
+    algorithm = independent_pools(pools, federated().columns)
+    experiment = Experiment(algorithm, federated(), {}, rounds=1, start=())
+    with pytest.raises(ValueError, match=r"^start must be None for a private algorithm"):
+        check_privacy(experiment)
+
+
 @pytest.mark.parametrize("of", ["pools", "parties"])
 def test_epsilon_is_of_the_clients_that_the_algorithm_draws_itself(of):
     """It would be too small for a client who takes part more often."""

@@ -453,6 +453,27 @@ def test_networks_of_ones_own_are_counted_for_parties(own):
     assert set(found.clients.values()) == {2 * LEARNING * 2 * (64 * 20 + 20 * 10)}
 
 
+class OwnBackbone(nn.Module):
+    @nn.compact
+    def __call__(self, image):
+        return nn.Dense(24)(image.reshape(len(image), -1))
+
+
+def test_fed_gens_embeddings_have_the_width_of_the_networks(monkeypatch):
+    """Networks of one's own need no `parties.embedding_width`."""
+    module = types.ModuleType("own_networks")
+    module.network = lambda: headed.headed(OwnBackbone(), jnp.zeros((1, 8, 8, 1)), 10)
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    config, found = digits_parties.get_config("fed_gen").to_dict(), []
+    data = load_data(ConfigDict(config["data"]))
+    for width in (24, None):
+        config["parties"] = {"networks": "own_networks:network", "embedding_width": width}
+        groups = party_methods.party_groups(ConfigDict(config), data)
+        parties = [party for of_group in party_names(groups).values() for party in of_group]
+        found.append(flops_of_parties(config, dict.fromkeys(parties, 2.0), 1))
+    assert found[0] == found[1] and found[0].server > 0
+
+
 def test_federated_dropouts_clients_compute_smaller_networks():
     config = digits_compression.get_config("fed_dropout").to_dict()
     counted = flops_of_run(config, {"main": 10.0})

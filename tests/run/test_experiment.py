@@ -139,6 +139,17 @@ def test_rounds_evaluated_besides_change_nothing_else(outcome, tmp_path, also):
     }
 
 
+def test_a_run_that_is_evaluated_at_its_end_has_room_for_its_own_rounds(monkeypatch):
+    """Some write 10**9, and the metrics of so many rounds would take gigabytes."""
+    intervals = []
+    monkeypatch.setattr(
+        loop, "build_programs", lambda algorithm, interval, *others: intervals.append(interval)
+    )
+    for rounds, every in ((5, 2), (5, 10**9), (5000, 10**9)):
+        experiment_programs(make_experiment(rounds, evaluate_every=every))
+    assert intervals == [2, 1000, 5000]
+
+
 def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     experiment = make_experiment(seed=3)
     compiled = experiment_programs(experiment)

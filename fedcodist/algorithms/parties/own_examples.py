@@ -46,6 +46,8 @@ def label_sums(
 
     outputs, labels = batches.on_examples(answer, data, training.preprocess, size)
     is_real = jnp.arange(data.capacity) < data.size
+    # Rows beyond the party's are another's, and 0 times one that overflows is NaN.
+    outputs = jnp.where(is_real[:, None], outputs, 0)
     is_of_label = jax.nn.one_hot(labels, num_classes) * is_real[:, None]
     # Sums over examples, which an accelerator's default precision would round.
     sums = jnp.matmul(is_of_label.T, outputs, precision="highest")

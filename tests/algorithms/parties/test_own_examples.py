@@ -16,6 +16,16 @@ IMAGES = np.random.default_rng(0).normal(size=(100, CLASSES)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, CLASSES, 100)
 
 
+def test_another_partys_example_that_overflows_changes_nothing():
+    images = IMAGES.copy()
+    images[14:] = np.inf
+    model = Model(None, lambda variables, batch, **_: (batch["image"], {}), None, {}, CLASSES)
+    columns = {"image": jnp.asarray(images), "label": jnp.asarray(LABELS)}
+    data = ClientData(columns, jnp.int32(11), jnp.int32(3), jnp.int32(3), CAPACITY, ragged=False)
+    sums, _ = label_sums(model, Variables({}, {}), data, CLASSES, LocalTraining(), 500, logits_of)
+    np.testing.assert_allclose(sums.sum(0), IMAGES[11:14].sum(0), atol=1e-5)
+
+
 @pytest.mark.parametrize(("size", "batch_size"), [(3, 500), (80, 500), (29, 7), (0, 500)])
 def test_sums_of_few_examples_in_small_steps(size, batch_size):
     steps = []
