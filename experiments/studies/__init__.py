@@ -1,1 +1,1 @@
-"""Results of this project: a package per paper, and shared code of their pages."""
+"""Results of this project: a package per study, and shared code of their pages."""

@@ -15,7 +15,7 @@ from fedcodist.configs.digits_heterogeneous import get_runs as digits_methods
 from fedcodist.report.spread import mean_difference
 
 
-class Study(NamedTuple):
+class Comparison(NamedTuple):
     """A comparison of methods.
 
     Attributes:
@@ -38,20 +38,20 @@ _CIFAR = {
     for data, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"))
     for split, how in (("dirichlet", "Dirichlet(0.1)"), ("pathological", "few labels"))
 }
-STUDIES = (
+COMPARISONS = (
     *(
-        Study("cifar_heterogeneous", heading, "local_only", ("parties",), pattern)
+        Comparison("cifar_heterogeneous", heading, "local_only", ("parties",), pattern)
         for pattern, heading in _CIFAR.items()
     ),
-    Study("digits_heterogeneous", "Digits, four networks", "local_only", ("parties",)),
-    Study(
+    Comparison("digits_heterogeneous", "Digits, four networks", "local_only", ("parties",)),
+    Comparison(
         "digits_personal",
         "Digits, one network",
         "fed_avg",
         ("main_personal", "main", "main_fine_tuned"),
     ),
 )
-EXPERIMENTS = tuple(dict.fromkeys(study.experiment for study in STUDIES))
+EXPERIMENTS = tuple(dict.fromkeys(comparison.experiment for comparison in COMPARISONS))
 _SPLIT = "client_test"
 # Settings in which methods may differ: data, rounds and networks are equal.
 _OF_METHODS = ("algorithm.*", "training.*", "pools.*")
@@ -63,25 +63,29 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
     full = full_length(records)
     title = "Heterogeneous networks, evaluated on each client's own examples"
     parts = [*first_screen(title, notes), *_together(full, notes)]
-    for study in STUDIES:
-        methods = [own for run in planned(study.experiment) if (own := _method(study, run))]
-        rows = [row for method in methods for row in _rows(full, study, method)]
-        if not any(_sample(full, study, m, study.models[0], _METRICS[0]) for m in methods):
+    for comparison in COMPARISONS:
+        methods = [
+            own for run in planned(comparison.experiment) if (own := _method(comparison, run))
+        ]
+        rows = [row for method in methods for row in _rows(full, comparison, method)]
+        if not any(
+            _sample(full, comparison, m, comparison.models[0], _METRICS[0]) for m in methods
+        ):
             continue  # below, under what was not run
         headings = [
             "Method",
-            *(["Model"] if len(study.models) > 1 else []),
+            *(["Model"] if len(comparison.models) > 1 else []),
             "All test examples",
             "Mean over clients",
             "Deviation over clients",
             "Worst tenth",
-            f"Gain over {METHOD_NAMES[study.baseline]}",
+            f"Gain over {METHOD_NAMES[comparison.baseline]}",
             "kB up",
             "kB down",
         ]
         texts = headings.index("All test examples")
-        parts += [f"## {study.heading}", notes.get(study.heading, "")]
-        parts += [table(headings, rows, texts=texts), found(notes, study.heading)]
+        parts += [f"## {comparison.heading}", notes.get(comparison.heading, "")]
+        parts += [table(headings, rows, texts=texts), found(notes, comparison.heading)]
     parts += endings(records, EXPERIMENTS, about_missing=notes.get("Not run", ""))
     missing = not_run(records, EXPERIMENTS)
     in_short = found(notes, IN_SHORT)
@@ -90,27 +94,36 @@ def heterogeneous(records: Sequence[Record], notes: Notes) -> Page:
 
 def _together(records: Sequence[Record], notes: Notes) -> list[str]:
     """The gains of the methods as means over all comparisons on CIFAR that are complete."""
-    studies = [study for study in STUDIES if study.experiment == "cifar_heterogeneous"]
+    comparisons = [
+        comparison for comparison in COMPARISONS if comparison.experiment == "cifar_heterogeneous"
+    ]
     methods = {
-        study: [own for run in planned(study.experiment) if (own := _method(study, run))]
-        for study in studies
+        comparison: [
+            own for run in planned(comparison.experiment) if (own := _method(comparison, run))
+        ]
+        for comparison in comparisons
     }
     values = {
-        study: {
+        comparison: {
             method: measured
-            for method in methods[study]
-            if (measured := _sample(records, study, method, study.models[0], _METRICS[0]))
+            for method in methods[comparison]
+            if (measured := _sample(records, comparison, method, comparison.models[0], _METRICS[0]))
         }
-        for study in studies
+        for comparison in comparisons
     }
-    complete = [study for study in studies if set(values[study]) == set(digits_methods())]
+    complete = [
+        comparison for comparison in comparisons if set(values[comparison]) == set(digits_methods())
+    ]
     if not complete:
         return []
     rows = []
     for method in values[complete[0]]:
         if method == complete[0].baseline:
             continue
-        samples = [(values[study][method], values[study][study.baseline]) for study in complete]
+        samples = [
+            (values[comparison][method], values[comparison][comparison.baseline])
+            for comparison in complete
+        ]
         seeds = set.intersection(*(set(each.seeds) for pair in samples for each in pair))
         if not seeds:
             continue
@@ -123,38 +136,44 @@ def _together(records: Sequence[Record], notes: Notes) -> list[str]:
         )
         each = [f"{sum(of_cell) / len(of_cell):+.1f}" for of_cell in gains]
         rows.append([METHOD_NAMES.get(method, method), mean, *each])
-    headings = ["Method", "Mean gain", *(study.heading.split(", four")[0] for study in complete)]
+    headings = [
+        "Method",
+        "Mean gain",
+        *(comparison.heading.split(", four")[0] for comparison in complete),
+    ]
     heading = "CIFAR, all comparisons together"
     parts = [f"## {heading}", notes.get(heading, ""), table(headings, rows, texts=1)]
     return [*parts, found(notes, heading)]
 
 
-def _method(study: Study, run: str) -> str:
-    """The method of a run of the study, or "" for other runs of its experiment."""
-    before, after = study.pattern.split("{}")
+def _method(comparison: Comparison, run: str) -> str:
+    """The method of a run of the comparison, or "" for other runs of its experiment."""
+    before, after = comparison.pattern.split("{}")
     method = run.removeprefix(before).removesuffix(after)
-    return method if study.pattern.format(method) == run and "," not in method else ""
+    return method if comparison.pattern.format(method) == run and "," not in method else ""
 
 
-def _rows(records: Sequence[Record], study: Study, method: str) -> list[list[str]]:
+def _rows(records: Sequence[Record], comparison: Comparison, method: str) -> list[list[str]]:
     """A table row for each measured model of a method, or a single row if it was not run."""
     title = METHOD_NAMES.get(method, method)
-    has_models = len(study.models) > 1
+    has_models = len(comparison.models) > 1
     rows = []
-    for model in study.models:
-        of_metrics = [_sample(records, study, method, model, metric) for metric in _METRICS]
+    for model in comparison.models:
+        of_metrics = [_sample(records, comparison, method, model, metric) for metric in _METRICS]
         if of_metrics[0] is None:
             continue
         cells = [title, *([model] if has_models else []), *map(accuracy, of_metrics)]
-        rows.append([*cells, _gain(records, study, of_metrics[0]), *_kilobytes(of_metrics[0])])
+        rows.append([*cells, _gain(records, comparison, of_metrics[0]), *_kilobytes(of_metrics[0])])
     empty = [""] * (len(_METRICS) + 2 + has_models)
     return rows or [[title, NOT_RUN, *empty]]
 
 
-def _gain(records: Sequence[Record], study: Study, ours: Sample) -> str:
+def _gain(records: Sequence[Record], comparison: Comparison, ours: Sample) -> str:
     """Gain over the baseline within seeds, for all test examples; empty for the baseline itself."""
-    of_baseline = [model for model in study.models if model.endswith("main")] or study.models
-    other = _sample(records, study, study.baseline, of_baseline[0], _METRICS[0])
+    of_baseline = [
+        model for model in comparison.models if model.endswith("main")
+    ] or comparison.models
+    other = _sample(records, comparison, comparison.baseline, of_baseline[0], _METRICS[0])
     if other is None or (ours.records == other.records and ours.values == other.values):
         return ""
     if not equal_but(ours, other, _OF_METHODS):
@@ -173,7 +192,7 @@ def _kilobytes(ours: Sample) -> list[str]:
 
 
 def _sample(
-    records: Sequence[Record], study: Study, method: str, model: str, metric: str
+    records: Sequence[Record], comparison: Comparison, method: str, model: str, metric: str
 ) -> Sample | None:
-    run = study.pattern.format(method)
-    return sample(records, study.experiment, run, model, _SPLIT, metric)
+    run = comparison.pattern.format(method)
+    return sample(records, comparison.experiment, run, model, _SPLIT, metric)

@@ -1,1 +1,1 @@
-"""Shared code of the studies' pages: cells, tables in Markdown, footnotes."""
+"""Shared code of the pages: cells, commands, tables in Markdown, and last sections."""
