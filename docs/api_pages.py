@@ -54,8 +54,9 @@ OF_AUTHORS = {
             "party_metrics",
             "init_models",
         ),
-        *("training_metrics", "party_predictors", "everybody", "sums"),
+        *("training_metrics", "party_predictors", "everybody"),
     ],
+    "algorithms.parties.reductions": ["sums"],
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [
         *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),
