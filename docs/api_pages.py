@@ -42,7 +42,7 @@ OF_AUTHORS = {
     "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
     "algorithms.clients.fed_avg": ["client_result", "learning_rates"],
     "algorithms.pools.pool": [
-        *("assemble", "check_pools", "check_class_counts", "check_client_models"),
+        *("assemble", "check_pools", "check_class_counts", "check_sends_models"),
     ],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
     "algorithms.parties.party": [
@@ -54,8 +54,9 @@ OF_AUTHORS = {
             "party_metrics",
             "init_models",
         ),
-        *("training_metrics", "party_predictors", "everybody", "sums"),
+        *("training_metrics", "party_predictors", "everybody"),
     ],
+    "algorithms.parties.reductions": ["sums"],
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [
         *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),

@@ -18,11 +18,11 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
 
     It is for methods of parties who send scores: `fed_md(..., reduce=compressed_reduce(compressor))`
     quantises them, with `quantisation(8)`. FD, FedProto and FedL2G need sums: for them it is
-    `compressed_reduce(compressor, sums())`, with `fedcodist.algorithms.parties.party.sums`. A party of
-    FD later subtracts its means as they were before compression, and messages of all three have counts.
-    So these need a compressor of small errors for every number, such as quantisation with many bits, and
-    not top-k. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the parties.
-    For methods of one model use `compressed`, which compresses downloads too.
+    `compressed_reduce(compressor, sums())`, with `fedcodist.algorithms.parties.reductions.sums`. A party
+    of FD later subtracts its means as they were before compression, and messages of all three have
+    counts. So these need a compressor of small errors for every number, such as quantisation with many
+    bits, and not top-k. Bytes are measured: the metric `<party>/client_bytes_up` is their mean over the
+    parties. For methods of one model use `compressed`, which compresses downloads too.
 
     Args:
       compressor: one without a memory, since a reduction keeps nothing from round to round. A compressor

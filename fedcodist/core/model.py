@@ -15,21 +15,23 @@ from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape
 from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
+from fedcodist.core.layers_in_training import (
+    MODES,
+    haiku_layers_off,
+    linen_layers_off,
+    nnx_layers_off,
+)
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import (
     TRAIN,
     Call,
     check_attributes,
     check_layers_train,
-    given_arguments,
-    part_arguments,
     read_call,
-    says_evaluation,
 )
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
-_MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
 _REMAT_PREFIXES = ("Checkpoint", "Remat")  # how Flax names the classes of `nn.remat`
 # (method in place of `__call__`, positional arguments, keyword arguments)
 _LinenArguments = tuple[Callable[..., Any] | None, list[Any], dict[str, Any]]
@@ -173,7 +175,7 @@ def from_flax_linen(
 
     example_batch = _as_batch(example, inputs)
     if TRAIN not in call.accepted:
-        check_layers_train("module", module, _linen_layers_off(init, apply, example_batch))
+        check_layers_train("module", module, linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
 
 
@@ -217,8 +219,8 @@ def from_flax_nnx(
     modules = [module for _, module in nnx.iter_modules(template)]
     if TRAIN not in call.accepted:
         for module in modules:
-            # The attributes in _MODES are set by NNX's `train()` and `eval()`.
-            attributes = {n: v for n, v in vars(module).items() if n not in _MODES}
+            # The attributes in MODES are set by NNX's `train()` and `eval()`.
+            attributes = {n: v for n, v in vars(module).items() if n not in MODES}
             check_attributes("create", module, attributes)
     graphs: dict[bool, Any] = {}
     for train in (True, False):
@@ -250,11 +252,10 @@ def from_flax_nnx(
             return outputs, variables.mutable
         return outputs, nnx.to_pure_dict(_nnx_split(network)[3])
 
+    example_batch = _as_batch(example, inputs)
     if TRAIN not in call.accepted:
-        layers = [type(module).__name__ for module in modules if _drops_or_normalises(module)]
-        if layers and _is_the_same_in_training(init, apply, _as_batch(example, inputs)):
-            check_layers_train("create", template, layers)
-    return _finish(init, apply, loss, metrics, _as_batch(example, inputs))
+        check_layers_train("create", template, nnx_layers_off(modules, init, apply, example_batch))
+    return _finish(init, apply, loss, metrics, example_batch)
 
 
 def from_haiku(
@@ -323,7 +324,7 @@ def from_haiku(
         return outputs, mutable if train else variables.mutable
 
     if call.accepted.isdisjoint(flags):
-        check_layers_train("network", network, _haiku_layers_off(init))
+        check_layers_train("network", network, haiku_layers_off(init))
     return _finish(init, apply, loss, metrics, _as_batch(example, inputs))
 
 
@@ -508,127 +509,6 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _Li
     raise ValueError(
         f"module {type(module).__name__} must have `{TRAIN}` among its static arguments: {first_line}"
     ) from reason
-
-
-def check_part_trains(
-    argument: str, name: str, part: Any, model: Model, example: jax.Array
-) -> None:
-    """Raises ValueError if layers of a network's part stay in evaluation mode during training.
-
-    Args:
-      argument: the part's name in errors.
-      name: the part's name in the network.
-      part: a Flax linen module. If it has a parameter `train`, it is not checked.
-      model: of the whole network, made by `from_flax_linen` with one column of inputs.
-      example: inputs with a leading batch axis.
-    """
-    if TRAIN in part_arguments(part, **{TRAIN: True}):
-        return
-    off = _linen_layers_off(model.init, model.apply, dict.fromkeys(model.inputs, example))
-    inside = [layer for layer in off if layer.split("/")[0] in (name, "batch_stats")]
-    check_layers_train(argument, part, inside)
-
-
-def _linen_layers_off(
-    init: Callable[[jax.Array], Variables],
-    apply: Callable[..., tuple[Any, PyTree]],
-    batch: Mapping[str, Any],
-) -> list[str]:
-    """Names of dropout and normalisation layers that stay in evaluation mode during training."""
-    import flax.linen as nn
-    from flax.errors import InvalidRngError, ModifyScopeVariableError
-    from flax.linen.module import InterceptorContext
-
-    off: list[str] = []
-
-    def watch(
-        method: Callable[..., Any],
-        placed: tuple[Any, ...],
-        named: dict[str, Any],
-        context: InterceptorContext,
-    ) -> Any:
-        layer = context.module
-        if context.method_name == "__call__" and _drops_or_normalises(layer):
-            given = given_arguments(layer, placed, named)
-            if says_evaluation({**_modes(layer), **given}):
-                off.append("/".join(layer.path))
-        return method(*placed, **named)
-
-    def train(variables: Variables, batch: Batch, key: jax.Array) -> None:
-        _, mutable = apply(variables, batch, train=True, key=key)
-        before, after = (
-            jax.tree.leaves(dict(state.get("batch_stats", {})))
-            for state in (variables.mutable, mutable)
-        )
-        if before and all(new is old for new, old in zip(after, before, strict=True)):
-            off.append("batch_stats")
-
-    variables = jax.eval_shape(init, keys.key_shape())
-    with nn.intercept_methods(watch):
-        jax.eval_shape(train, variables, batch, keys.key_shape())
-    try:
-        jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
-    except (InvalidRngError, ModifyScopeVariableError) as error:
-        raise ValueError(
-            f"module must be told of training by a parameter `{TRAIN}`, and tell its layers: one is in "
-            f"evaluation as in training. {str(error).splitlines()[0]}"
-        ) from error
-    return off
-
-
-def _haiku_layers_off(init: Callable[[jax.Array], Variables]) -> list[str]:
-    """Names of layers that are in evaluation mode although the network is initialised for training."""
-    import haiku as hk
-
-    off: list[str] = []
-
-    def watch(
-        method: Callable[..., Any],
-        placed: tuple[Any, ...],
-        named: dict[str, Any],
-        context: hk.MethodContext,
-    ) -> Any:
-        if context.method_name == "__call__":
-            given = given_arguments(context.module, placed, named)
-            if says_evaluation(given):
-                off.append(context.module.name)
-        return method(*placed, **named)
-
-    with hk.intercept_methods(watch):
-        jax.eval_shape(init, keys.key_shape())
-    return off
-
-
-def _is_the_same_in_training(
-    init: Callable[[jax.Array], Variables],
-    apply: Callable[..., tuple[Any, PyTree]],
-    batch: Mapping[str, Any],
-) -> bool:
-    """Whether a network compiles to the same program in training and in evaluation."""
-    variables = jax.eval_shape(init, keys.key_shape())
-    programs = [
-        str(
-            jax.make_jaxpr(lambda v, b, k, t=train: apply(v, b, train=t, key=k))(
-                variables, batch, keys.key_shape()
-            )
-        )
-        for train in (True, False)
-    ]
-    return programs[0] == programs[1]
-
-
-def _drops_or_normalises(layer: Any) -> bool:
-    """Whether a Flax layer depends on the mode: dropout, attention with dropout, batch statistics."""
-    if hasattr(layer, "use_running_average"):
-        return True
-    rates = (getattr(layer, name, 0) for name in ("rate", "dropout_rate"))
-    return hasattr(layer, "deterministic") and any(
-        isinstance(rate, int | float) and rate > 0 for rate in rates
-    )
-
-
-def _modes(layer: Any) -> dict[str, Any]:
-    return {name: getattr(layer, name, None) for name in _MODES}
 
 
 def _nnx_split(module: Any) -> Any:

@@ -7,8 +7,9 @@ import jax
 
 from fedcodist.core.checks import check_integer, check_several
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits, pooled
+from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
-from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
@@ -57,7 +58,14 @@ def with_exits(
         metrics=metrics_of_logits(metrics),
     )
     for index, block in enumerate(module.blocks[: module.depth]):
-        check_part_trains(f"module.blocks[{index}]", f"blocks_{index}", block, model, example)
+        check_part_trains(
+            f"module.blocks[{index}]",
+            f"blocks_{index}",
+            block,
+            model.init,
+            model.apply,
+            {inputs: example},
+        )
     return model
 
 

@@ -13,8 +13,9 @@ import jax
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits
+from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
-from fedcodist.core.model import Batch, Model, check_part_trains, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
@@ -69,7 +70,7 @@ def headed(
         loss=loss_of_logits(loss),
         metrics=metrics_of_logits(metrics),
     )
-    check_part_trains("backbone", BACKBONE, backbone, model, example)
+    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, {inputs: example})
     return model
 
 

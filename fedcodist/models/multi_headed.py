@@ -9,15 +9,9 @@ import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer
 from fedcodist.core.layer_outputs import loss_of_logits, metrics_of_logits, of_logits
+from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic, accuracy
-from fedcodist.core.model import (
-    Batch,
-    Model,
-    Variables,
-    check_part_trains,
-    cross_entropy,
-    from_flax_linen,
-)
+from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import check_part, part_arguments
 
@@ -83,7 +77,7 @@ def multi_headed(
         loss=loss_of_logits(loss, main_logits),
         metrics=metrics_of_logits(metrics, main_logits) | auxiliary_accuracies(heads),
     )
-    check_part_trains("backbone", "backbone", backbone, model, example)
+    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, {inputs: example})
     return model
 
 

@@ -56,7 +56,7 @@ def secure_sum_reduce(
     It is for methods of parties: `fed_md(..., reduce=secure_sum_reduce(10, value_range=50))`. Methods of
     one model use `secure_sum`, which also documents what is hidden and what is lost. It goes around
     compression and clipping: `secure_sum_reduce(10, 50, reduce=compressed_reduce(quantisation(8)))`. FD,
-    FedProto and FedL2G need `reduce=sums()`, with `fedcodist.algorithms.parties.party.sums`. The
+    FedProto and FedL2G need `reduce=sums()`, with `fedcodist.algorithms.parties.reductions.sums`. The
     metrics are `<party>/client_bytes_up` and `<party>/client_clipped_share`, how many parties have a
     number out of range, by `num_clients`.
 

@@ -17,7 +17,8 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.fed_dropout import fed_dropout
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.parties.groups import PartyGroup
-from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
+from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties
+from fedcodist.algorithms.parties.reductions import sums
 from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.independent_pools import independent_pools

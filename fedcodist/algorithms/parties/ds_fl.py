@@ -24,11 +24,11 @@ from fedcodist.algorithms.parties.party import (
     PartyResult,
     PartyUpdate,
     assemble,
-    checked_mean,
     init_models,
     run_parties,
     training_metrics,
 )
+from fedcodist.algorithms.parties.reductions import checked_mean
 from fedcodist.algorithms.parties.shared_examples import (
     PUBLIC,
     all_examples,

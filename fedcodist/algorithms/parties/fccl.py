@@ -17,7 +17,6 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_mean,
     init_models,
     run_parties,
     training_metrics,
@@ -28,6 +27,7 @@ from fedcodist.algorithms.parties.public_correlation import (
     learn_from_others,
     public_order,
 )
+from fedcodist.algorithms.parties.reductions import checked_mean
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce

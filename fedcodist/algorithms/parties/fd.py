@@ -19,11 +19,11 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_sums,
     init_models,
     run_parties,
     training_metrics,
 )
+from fedcodist.algorithms.parties.reductions import checked_sums
 from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce

@@ -24,11 +24,11 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_mean,
     init_models,
     party_metrics,
     run_parties,
 )
+from fedcodist.algorithms.parties.reductions import checked_mean
 from fedcodist.compression.compressor import Compressor
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce, as_stored

@@ -22,12 +22,12 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_sums,
     if_here,
     init_models,
     run_parties,
     training_metrics,
 )
+from fedcodist.algorithms.parties.reductions import checked_sums
 from fedcodist.algorithms.parties.shared_examples import without_examples
 from fedcodist.core import keys, padding_checks
 from fedcodist.core.aggregation import Reduce

@@ -36,10 +36,10 @@ from fedcodist.algorithms.parties.party import (
     PartyResult,
     PartyUpdate,
     assemble,
-    checked_mean,
     init_models,
     run_parties,
 )
+from fedcodist.algorithms.parties.reductions import checked_mean
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, shared_examples
 from fedcodist.core import batches, keys
 from fedcodist.core.aggregation import Reduce

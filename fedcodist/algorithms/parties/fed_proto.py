@@ -15,7 +15,6 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_sums,
     init_models,
     run_parties,
     training_metrics,
@@ -33,6 +32,7 @@ from fedcodist.algorithms.parties.prototypes import (
     prototypes_of,
     pulled,
 )
+from fedcodist.algorithms.parties.reductions import checked_sums
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments

@@ -14,11 +14,11 @@ from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
     assemble,
-    checked_mean,
     init_models,
     run_parties,
     training_metrics,
 )
+from fedcodist.algorithms.parties.reductions import checked_mean
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce, as_stored
 from fedcodist.core.arguments import check_arguments

@@ -20,13 +20,7 @@ from fedcodist.algorithms.parties.groups import (
     party_names,
 )
 from fedcodist.core import keys
-from fedcodist.core.aggregation import (
-    Aggregate,
-    ClientResult,
-    Reduce,
-    mask_of_round,
-    weighted_mean,
-)
+from fedcodist.core.aggregation import ClientResult, Reduce, mask_of_round, weighted_mean
 from fedcodist.core.communication import Communication
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
@@ -263,49 +257,6 @@ def if_here(data: ClientData, compute: Callable[[], PyTree]) -> PyTree:
     """What `compute` returns; zeros, without its time, for a party that belongs to another device."""
     nothing = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute))
     return jax.lax.cond(data.bound > 0, compute, nothing)
-
-
-def sums() -> Reduce:
-    """The weighted sum of `sends`, for methods that divide by a number of their own."""
-
-    def prepare(result: ClientResult, key: jax.Array) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf * result.weight, result.update), result.weight
-
-    def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
-        update, weight = total
-        return Aggregate(update, {}, weight)
-
-    return Reduce(prepare, finalize, is_sum=True)
-
-
-def checked_sums(reduce: Reduce | None) -> Reduce:
-    """The reduction of a method that divides sums itself; `sums()` if none is given.
-
-    Raises:
-      ValueError: names `reduce`, if it does not sum.
-    """
-    if reduce is None:
-        return sums()
-    if not reduce.is_sum:
-        raise ValueError(
-            "reduce must return sums, such as fedcodist.algorithms.parties.party.sums() or a reduction "
-            "around it, compressed_reduce(compressor, sums()), got one whose is_sum is False."
-        )
-    return reduce
-
-
-def checked_mean(reduce: Reduce | None) -> Reduce | None:
-    """The reduction of a method that needs means; None, the weighted mean, if none is given.
-
-    Raises:
-      ValueError: names `reduce`, if it returns sums.
-    """
-    if reduce is not None and reduce.is_sum:
-        raise ValueError(
-            "reduce must return means, such as fedcodist.core.aggregation.weighted_mean() or a "
-            "reduction around it, compressed_reduce(compressor), got one whose is_sum is True."
-        )
-    return reduce
 
 
 def everybody(groups: Mapping[str, PartyGroup], examples: Mapping[str, jax.Array]) -> Selection:

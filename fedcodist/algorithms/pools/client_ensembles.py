@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.algorithms.pools.fed_sdd import FedSDDState
 from fedcodist.algorithms.pools.grouped_models import MAIN
-from fedcodist.algorithms.pools.pool import Pool, check_client_models, check_pool
+from fedcodist.algorithms.pools.pool import Pool, check_pool, check_sends_models
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.checks import check_several, shown
@@ -222,4 +222,4 @@ def check_client_ensembles(name: str, kinds: Sequence[str], pool: Pool, num_mode
             "there is nothing to sample."
         )
     if kinds:
-        check_client_models({"": pool}, argument="pool")
+        check_sends_models({"": pool}, argument="pool")

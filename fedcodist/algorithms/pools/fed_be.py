@@ -16,9 +16,9 @@ from fedcodist.algorithms.pools.pool import (
     Pool,
     assemble,
     check_class_counts,
-    check_client_models,
     check_no_methods,
     check_pools,
+    check_sends_models,
 )
 from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
 from fedcodist.core import keys
@@ -110,7 +110,7 @@ def fed_be(
     check_arguments(fed_be, locals())
     pools = check_pools(pools)
     check_class_counts(pools)
-    check_client_models(pools)
+    check_sends_models(pools)
     check_distillation(distillation, num_unlabelled)
     _check_fed_be(distillation, sampling, samples, averaging, hyper)
     check_no_methods("methods", hyper.methods)

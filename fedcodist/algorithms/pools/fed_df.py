@@ -22,9 +22,9 @@ from fedcodist.algorithms.pools.pool import (
     Pool,
     assemble,
     check_class_counts,
-    check_client_models,
     check_no_methods,
     check_pools,
+    check_sends_models,
 )
 from fedcodist.algorithms.pools.pool_rounds import (
     set_models,
@@ -100,7 +100,7 @@ def fed_df(
     check_arguments(fed_df, locals())
     pools = check_pools(pools)
     check_class_counts(pools)
-    check_client_models(pools)
+    check_sends_models(pools)
     check_distillation(distillation, num_unlabelled)
     check_number("hyper.learning_rate", hyper.learning_rate, low=0)
     check_number("hyper.temperature", hyper.temperature, above=0)

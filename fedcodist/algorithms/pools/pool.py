@@ -353,7 +353,7 @@ def check_class_counts(pools: Mapping[str, Pool]) -> None:
         )
 
 
-def check_client_models(pools: Mapping[str, Pool], argument: str = "pools[{!r}]") -> None:
+def check_sends_models(pools: Mapping[str, Pool], argument: str = "pools[{!r}]") -> None:
     """Raises ValueError unless the server can compute clients' models from what they send.
 
     Messages call a pool by `argument`, with its name in place of {}.

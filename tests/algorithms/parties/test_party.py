@@ -29,8 +29,9 @@ from fedcodist.algorithms.parties.fml import fml
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.kt_pfl import kt_pfl
 from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
-from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties, sums
+from fedcodist.algorithms.parties.party import PARTIES, PartyResult, run_parties
 from fedcodist.algorithms.parties.public_correlation import PublicBatches
+from fedcodist.algorithms.parties.reductions import sums
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, all_examples, inference
 from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.error_feedback import with_error_feedback
