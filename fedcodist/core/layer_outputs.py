@@ -11,7 +11,7 @@ from flax.linen.module import InterceptorContext
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.metrics import Statistic, accuracy
-from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, from_flax_linen, in_float32
 from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any
@@ -144,8 +144,12 @@ def pooled(hidden: jax.Array) -> jax.Array:
 
 
 def logits_of(outputs: Any) -> Any:
-    """The logits of a network's outputs, with or without layers."""
-    return outputs.logits if isinstance(outputs, LayerOutputs) else outputs
+    """The logits of a network's outputs, with or without layers; those of 16 bits become float32.
+
+    A softmax of 16 bits rounds small differences between models away.
+    """
+    logits = outputs.logits if isinstance(outputs, LayerOutputs) else outputs
+    return in_float32(logits) if isinstance(logits, jax.Array) else logits
 
 
 def as_layers(outputs: Any) -> LayerOutputs:

@@ -88,7 +88,14 @@ def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
             "optax.sigmoid_binary_cross_entropy(outputs[:, 0], batch['label'])."
         )
     labels = class_labels(batch["label"], outputs.shape[-1], outputs.ndim - 1)
-    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+    return optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), labels)
+
+
+def in_float32(outputs: jax.Array) -> jax.Array:
+    """Floats of 16 bits as float32, in which losses are computed; other arrays unchanged."""
+    if jnp.issubdtype(outputs.dtype, jnp.floating):
+        return outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    return outputs
 
 
 def from_flax_linen(

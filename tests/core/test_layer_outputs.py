@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.layer_outputs import as_layers, with_layers
+from fedcodist.core.layer_outputs import LayerOutputs, as_layers, logits_of, with_layers
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.models.cnn import CNN
@@ -18,6 +18,21 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 BATCH = {"image": jnp.asarray(IMAGES), "label": jnp.array([1, 0, 2])}
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_losses_of_logits_of_16_bits_are_computed_in_float32(dtype):
+    """In bfloat16 a log-probability is known to 1 %, and small differences of models vanish."""
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(3, 5)), dtype)
+    model = from_flax_linen(nn.Dense(5, dtype=dtype), jnp.zeros((1, 4)))
+    found, expected = (model.loss(each, BATCH) for each in (logits, logits.astype(jnp.float32)))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
+    for outputs in (logits, LayerOutputs(logits)):
+        assert logits_of(outputs).dtype == jnp.float32
+        np.testing.assert_array_equal(logits_of(outputs), logits)
+    counts = jnp.arange(3)
+    assert logits_of(counts) is counts
 
 
 def test_hidden_states_are_those_of_the_layers_in_the_given_order():
