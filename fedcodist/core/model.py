@@ -109,8 +109,8 @@ def from_flax_linen(
     """Makes a Model from a Flax linen module.
 
     The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`, they
-    are passed, also through `nn.remat`. If the module has an attribute `axis_name`, that attribute is
-    set when the batch is sharded.
+    are passed, also through `nn.remat`. If the module, or a module in its attributes, has an attribute
+    `axis_name`, that attribute is set when the batch is sharded.
 
     Args:
       module: a `flax.linen.Module`.
@@ -156,9 +156,7 @@ def from_flax_linen(
         mask: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> tuple[Any, PyTree]:
-        network = module
-        if axis_name is not None and hasattr(module, "axis_name"):
-            network = module.clone(axis_name=axis_name)
+        network = module if axis_name is None else _over_axis(module, axis_name)
         method, placed, named = arguments(train=train, mask=mask)
         collections = {"params": variables.params, **variables.mutable}
         # Streams of other names, such as a layer's own noise, are made of "params", as Flax does.
@@ -184,6 +182,30 @@ def from_flax_linen(
     if TRAIN not in call.accepted:
         check_layers_train("module", module, linen_layers_off(init, apply, example_batch))
     return _finish(init, apply, loss, metrics, example_batch)
+
+
+def _over_axis(module: Any, axis_name: str) -> Any:
+    """A linen module with the attribute `axis_name` set, also in the modules that it holds."""
+    import flax.linen as nn
+
+    made: dict[int, Any] = {}  # a module that is in two places stays one module
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(map(changed, value))
+        if not isinstance(value, nn.Module):
+            return value
+        if id(value) not in made:
+            fields = [name for name in value.__dataclass_fields__ if name not in ("parent", "name")]
+            before = {name: getattr(value, name) for name in fields}
+            after = {name: changed(held) for name, held in before.items()}
+            if "axis_name" in before:
+                after["axis_name"] = axis_name
+            new = {name: held for name, held in after.items() if held is not before[name]}
+            made[id(value)] = value.clone(**new) if new else value
+        return made[id(value)]
+
+    return changed(module)
 
 
 def from_flax_nnx(

@@ -131,8 +131,12 @@ def check_dealt_batches(
     batch: Mapping[str, Any],
     batch_size: int,
     devices: int,
+    axis_name: str | None,
 ) -> None:
-    """Raises ValueError if a batch that devices share is padded and the network counts padding.
+    """Raises or warns if the statistics of a batch that devices share would depend on their number.
+
+    It raises ValueError if the batch is padded and the network counts padding, and warns if the network
+    does not use `axis_name`: then the statistics are those of each device's part.
 
     Args:
       apply: a Model's.
@@ -140,11 +144,30 @@ def check_dealt_batches(
       batch: one device's part.
       batch_size: examples of the whole batch.
       devices: how many share it.
+      axis_name: the mesh axis over which they do.
     """
-    if batch_size % devices == 0 or not jax.tree.leaves(variables.mutable):
+    if devices == 1 or not jax.tree.leaves(variables.mutable):
         return
-    if counts_padding(apply, variables, batch):
+    if batch_size % devices and counts_padding(apply, variables, batch):
         raise ValueError(counted(f"{devices} devices share batches of {batch_size}"))
+    if not _uses_axis(apply, variables, batch, axis_name):
+        warnings.warn(
+            "network should use `axis_name`: its batch statistics are those of the part of a batch that "
+            f"each of {devices} devices has, so another number of devices gives another model. Give it "
+            "an attribute `axis_name` and pass this to its normalisation.",
+            stacklevel=1,
+        )
+
+
+def _uses_axis(
+    apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any], axis_name: str | None
+) -> bool:
+    """Whether a network's program in training has a sum or another collective over the axis."""
+    train = lambda variables, batch, key: apply(
+        variables, batch, train=True, key=key, axis_name=axis_name
+    )
+    program = jax.make_jaxpr(train)(_shapes(variables), _shapes(dict(batch)), keys.key_shape())
+    return repr(axis_name) in str(program)
 
 
 def check_masked(
@@ -174,7 +197,6 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     It does not find a layer that ignores the mask after one that uses it: what the second layer reads
     depends on the mask through the first.
     """
-    like = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
     size = jnp.shape(next(iter(batch.values())))[0]
     mask = jax.ShapeDtypeStruct((size,), jnp.float32)
 
@@ -184,7 +206,7 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
         return apply(variables, batch, train=True, key=key, mask=mask)[1]
 
     key = keys.key_shape()
-    program = jax.make_jaxpr(statistics)(like(dict(batch)), mask, like(variables), key).jaxpr
+    program = jax.make_jaxpr(statistics)(_shapes(dict(batch)), mask, _shapes(variables), key).jaxpr
     columns = len(jax.tree.leaves(dict(batch)))
     of_batch = _depending(program, program.invars[:columns])
     of_mask = _depending(program, program.invars[columns : columns + 1])
@@ -193,6 +215,10 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
         for result in program.outvars
         if not isinstance(result, Literal)
     )
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
 
 
 def _depending(program: Jaxpr, starts: Sequence[Var]) -> set[Var]:

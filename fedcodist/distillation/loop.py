@@ -210,7 +210,7 @@ def distillation_loop(
                 student = Variables(params[name], variables[name].mutable)
                 note_inputs(models[name], batch)
                 check_dealt_batches(
-                    models[name].apply, student, batch, settings.batch_size, devices
+                    models[name].apply, student, batch, settings.batch_size, devices, axis_name
                 )
                 student_outputs, mutable[name] = models[name].apply(
                     student,

@@ -188,6 +188,6 @@ def test_batches_that_devices_share_are_guarded():
     model = NETWORKS["linen"]()
     variables = model.init(jax.random.key(0))
     batch = {"image": jnp.zeros((2, 1))}
-    check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=2)
+    check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=2, axis_name=None)
     with pytest.raises(ValueError, match="3 devices share batches of 4"):
-        check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=3)
+        check_dealt_batches(model.apply, variables, batch, batch_size=4, devices=3, axis_name=None)
