@@ -27,14 +27,16 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    ServerTraining,
-    as_examples,
     check_prototype_groups,
-    check_server_training,
     class_sums,
-    on_prototypes,
     prototype_bytes,
     prototypes_of,
+)
+from fedcodist.algorithms.parties.training_on_prototypes import (
+    ServerTraining,
+    as_examples,
+    check_server_training,
+    on_prototypes,
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments

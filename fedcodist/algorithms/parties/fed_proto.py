@@ -11,6 +11,11 @@ import jax
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
+from fedcodist.algorithms.parties.nearest_prototype import (
+    PREDICT_BY,
+    PROTOTYPE_PREDICTS,
+    prototype_predictors,
+)
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
@@ -21,15 +26,12 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    PREDICT_BY,
-    PROTOTYPE_PREDICTS,
     ClassSums,
     Prototypes,
     check_prototype_groups,
     class_sums,
     no_prototypes,
     prototype_bytes,
-    prototype_predictors,
     prototypes_of,
     pulled,
 )

@@ -17,6 +17,11 @@ from fedcodist.algorithms.parties.groups import (
     in_client_order,
     same_for_all,
 )
+from fedcodist.algorithms.parties.nearest_prototype import (
+    PREDICT_BY,
+    PROTOTYPE_PREDICTS,
+    prototype_predictors,
+)
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
@@ -26,21 +31,20 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    PREDICT_BY,
-    PROTOTYPE_PREDICTS,
     ClassSums,
     Prototypes,
-    ServerTraining,
-    as_examples,
     check_prototype_groups,
-    check_server_training,
     class_sums,
     no_prototypes,
-    on_prototypes,
     prototype_bytes,
-    prototype_predictors,
     prototypes_of,
     pulled,
+)
+from fedcodist.algorithms.parties.training_on_prototypes import (
+    ServerTraining,
+    as_examples,
+    check_server_training,
+    on_prototypes,
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
