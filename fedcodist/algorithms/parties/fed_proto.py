@@ -32,8 +32,8 @@ from fedcodist.algorithms.parties.prototypes import (
     class_sums,
     no_prototypes,
     prototype_bytes,
+    prototype_loss,
     prototypes_of,
-    pulled,
 )
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
@@ -143,7 +143,7 @@ def fed_proto(
             key: jax.Array,
         ) -> PartyResult:
             # Algorithm 1, LocalUpdate: the loss of labels, plus lambda times the distance.
-            loss = pulled(model, prototypes, hyper.weight, num_classes)
+            loss = prototype_loss(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )

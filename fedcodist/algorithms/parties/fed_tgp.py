@@ -37,8 +37,8 @@ from fedcodist.algorithms.parties.prototypes import (
     class_sums,
     no_prototypes,
     prototype_bytes,
+    prototype_loss,
     prototypes_of,
-    pulled,
 )
 from fedcodist.algorithms.parties.training_on_prototypes import (
     ServerTraining,
@@ -158,7 +158,7 @@ def fed_tgp(
             key: jax.Array,
         ) -> PartyResult:
             # A client's loss: that of labels, plus lambda times the distance to global prototypes.
-            loss = pulled(model, prototypes, hyper.weight, num_classes)
+            loss = prototype_loss(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )

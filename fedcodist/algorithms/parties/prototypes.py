@@ -70,7 +70,7 @@ def prototypes_of(sums: ClassSums) -> Prototypes:
     return Prototypes(vectors, (sums.counts > 0.5).astype(vectors.dtype))
 
 
-def pulled(
+def prototype_loss(
     model: Model, prototypes: Prototypes, weight: Any, num_classes: int
 ) -> Callable[[Any, Batch], jax.Array]:
     """A party's loss per example: the model's loss plus weight times MSE(embedding, prototype).
