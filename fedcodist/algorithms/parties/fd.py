@@ -28,6 +28,7 @@ from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
@@ -194,8 +195,8 @@ def fd(
                 means = means_of(*sums)
             else:
                 trained = train_client(*arguments, loss_hook=loss)
-                size = inference_batch_size
-                means = label_means(model, trained.variables, data, num_classes, training, size)
+                preprocess, size = training.preprocess, inference_batch_size
+                means = label_means(model, trained.variables, data, num_classes, preprocess, size)
             if reduce.bound is not None:  # the party must later subtract what was summed
                 means = reduce.bound(means)
             metrics = training_metrics(trained)
@@ -244,12 +245,12 @@ def label_means(
     variables: Variables,
     data: ClientData,
     num_classes: int,
-    training: LocalTraining,
+    preprocess: Preprocess,
     batch_size: int,
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
     return means_of(
-        *label_sums(model, variables, data, num_classes, training, batch_size, logits_of)
+        *label_sums(model, variables, data, num_classes, preprocess, batch_size, logits_of)
     )
 
 

@@ -160,10 +160,9 @@ def fed_gh(
             # Local training of extractor and head.
             trained = train_client(model, training, received, data, key, hyper.learning_rate)
             # The local averaged representation of each class that the party has.
+            preprocess, size = training.preprocess, inference_batch_size
             means = prototypes_of(
-                class_sums(
-                    model, trained.variables, data, num_classes, training, inference_batch_size
-                )
+                class_sums(model, trained.variables, data, num_classes, preprocess, size)
             )
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=means)

@@ -148,9 +148,8 @@ def fed_proto(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )
             # LocalUpdate returns the party's prototypes, the mean embeddings of its classes.
-            own = class_sums(
-                model, trained.variables, data, num_classes, training, inference_batch_size
-            )
+            preprocess, size = training.preprocess, inference_batch_size
+            own = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, sends=sent(own, weighting))
 

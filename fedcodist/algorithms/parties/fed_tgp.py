@@ -163,9 +163,8 @@ def fed_tgp(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )
             # It sends its prototypes, the mean embeddings of its classes.
-            sums = class_sums(
-                model, trained.variables, data, num_classes, training, inference_batch_size
-            )
+            preprocess, size = training.preprocess, inference_batch_size
+            sums = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=prototypes_of(sums))
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_widths
 from fedcodist.algorithms.parties.own_examples import label_sums
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import LayerOutputs
-from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.headed import check_heads, embedding_of
 
@@ -47,7 +47,7 @@ def class_sums(
     variables: Variables,
     data: ClientData,
     num_classes: int,
-    training: LocalTraining,
+    preprocess: Preprocess,
     batch_size: int,
 ) -> ClassSums:
     """The sums of a party's embeddings of its own examples, in evaluation mode.
@@ -56,11 +56,11 @@ def class_sums(
       model, variables: the party's model.
       data: its examples.
       num_classes: labels.
-      training: whose preprocessing is used, with one fixed key.
+      preprocess: that of training; it gets one fixed key.
       batch_size: examples per step, at most.
     """
     return ClassSums(
-        *label_sums(model, variables, data, num_classes, training, batch_size, embedding_of)
+        *label_sums(model, variables, data, num_classes, preprocess, batch_size, embedding_of)
     )
 
 
