@@ -15,7 +15,6 @@ from fedcodist.algorithms.parties.groups import (
     PartyGroup,
     check_groups,
     in_client_order,
-    party_names,
     same_for_all,
 )
 from fedcodist.algorithms.parties.party import (
@@ -32,6 +31,7 @@ from fedcodist.algorithms.parties.prototypes import (
     prototype_bytes,
     prototypes_of,
 )
+from fedcodist.algorithms.parties.shared_heads import with_same_head
 from fedcodist.algorithms.parties.training_on_prototypes import (
     ServerTraining,
     as_examples,
@@ -180,15 +180,11 @@ def fed_gh(
         ).variables.params
         return FedGHState(result.states, head, jnp.asarray(True)), client_states, result.metrics
 
-    names = party_names(groups)
-
     def evaluated(state: FedGHState, architecture: str) -> Variables:
-        own = state.models[architecture]
+        models = state.models[architecture]
         if predict_by == OWN_HEAD:
-            return own
-        count = len(names[architecture])
-        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), state.head)
-        return own._replace(params=with_head(own.params, each))
+            return models
+        return with_same_head({architecture: models}, state.head)[architecture]
 
     sizes = Communication(
         down=tree_bytes(variable_shapes(head_model)), up=prototype_bytes(num_classes, width)
