@@ -178,8 +178,9 @@ def fd(
             model: Model, total: LabelMeans, party: FDParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
             # G: the mean outputs of each label over the other parties that have it.
-            own = jax.tree.map(jnp.zeros_like, party.sent) if variant.own_share else party.sent
-            others = of_others(total, own)
+            zeros = jax.tree.map(jnp.zeros_like, party.sent)
+            subtracted = zeros if variant.own_share else party.sent
+            others = of_others(total, subtracted)
 
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs: Any, batch: Batch) -> jax.Array:
@@ -232,11 +233,11 @@ def distance_of(divergence: str, temperature: Any) -> Divergence:
     return lambda logits, means: softly(logits, softened_target(means, temperature))
 
 
-def of_others(total: LabelMeans, own: LabelMeans) -> LabelMeans:
+def of_others(total: LabelMeans, subtracted: LabelMeans) -> LabelMeans:
     """The means over the other parties that have a label; `has_label` is 0 if there are none."""
-    count = total.has_label - own.has_label
+    count = total.has_label - subtracted.has_label
     has_label = (count > 0.5).astype(count.dtype)
-    logits = (total.logits - own.logits) / jnp.maximum(count, 1)[:, None]
+    logits = (total.logits - subtracted.logits) / jnp.maximum(count, 1)[:, None]
     return LabelMeans(logits * has_label[:, None], has_label)
 
 

@@ -149,9 +149,9 @@ def fed_proto(
             )
             # LocalUpdate returns the party's prototypes, the mean embeddings of its classes.
             preprocess, size = training.preprocess, inference_batch_size
-            own = class_sums(model, trained.variables, data, num_classes, preprocess, size)
+            sums = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
-            return PartyResult(trained.variables, metrics, sends=sent(own, weighting))
+            return PartyResult(trained.variables, metrics, sends=sent(sums, weighting))
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(
@@ -176,9 +176,9 @@ def fed_proto(
     )
 
 
-def sent(own: ClassSums, weighting: str) -> ClassSums:
+def sent(sums: ClassSums, weighting: str) -> ClassSums:
     """A party's message: its sums, or its prototypes if all parties have equal weights."""
     if weighting == BY_EXAMPLES:
-        return own
-    prototypes = prototypes_of(own)
+        return sums
+    prototypes = prototypes_of(sums)
     return ClassSums(prototypes.vectors, prototypes.has_class)

@@ -38,8 +38,8 @@ def prototype_predictors(
         def variables(state: PyTree) -> Variables:
             params, mutable = models(state, name)
             count = len(names[name])
-            each = lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape))
-            return Variables(params, (mutable, jax.tree.map(each, prototypes(state))))
+            repeat = lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape))
+            return Variables(params, (mutable, jax.tree.map(repeat, prototypes(state))))
 
         def predict(values: Variables, batch: Batch) -> LayerOutputs:
             mutable, nearest_of = values.mutable

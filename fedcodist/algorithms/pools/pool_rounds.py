@@ -121,7 +121,7 @@ def train_pool(
     client_states: PyTree,
     cohort: Cohort,
     round: Round,
-    draws: PoolKeys,
+    keys_of_pool: PoolKeys,
     hyper: PyTree,
     execution: Execution,
     members: bool = False,
@@ -135,18 +135,18 @@ def train_pool(
             message,
             client_states,
             cohort,
-            draws.clients,
+            keys_of_pool.clients,
             execution,
             round.axis_name,
             individual_results=members,
-            mask=mask_of_round(method.reduce, cohort.clients, draws.masks, cohort.present),
+            mask=mask_of_round(method.reduce, cohort.clients, keys_of_pool.masks, cohort.present),
         )
     models = None
     if result.results is not None:
         trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
         models = Variables(trained, result.results.mutable)
     aggregate = method.reduce.finalize(
-        result.total, message_to_reduce(method, server, message), draws.reduction
+        result.total, message_to_reduce(method, server, message), keys_of_pool.reduction
     )
     norm = optax.tree.norm(aggregate.pseudo_gradient)
     new_states, present = result.client_states, cohort.present
