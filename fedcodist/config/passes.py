@@ -152,22 +152,11 @@ def fed_et(work: Any) -> float:
     return work.rounds * work.images * (teachers + LEARNING * large)
 
 
-def fed_sdd(work: Any) -> float:
-    """In every round after the warm-up, all models stored so far are teachers."""
-    settings, (model,) = work.settings, work.forward.values()
-    if not settings["steps"]:
-        return 0.0
-    taught = work.predicted if settings["cached"] else work.images
-    students = settings["num_models"] if settings["distilled"] == "all" else 1
-    teachers = [
-        settings["num_models"] * min(round + 1, settings["rounds_kept"])
-        for round in range(settings["warm_up"], work.rounds)
-    ]
-    return model * sum(taught * count + work.images * students * LEARNING for count in teachers)
-
-
 def fed_sdd_pools(work: Any) -> float:
-    """As FedSDD in every pool; the models that all pools have stored so far teach every main model."""
+    """After the warm-up, the models that all pools have stored so far teach in every pool.
+
+    FedSDD itself has one pool.
+    """
     settings = work.settings
     if not settings["steps"]:
         return 0.0

@@ -220,7 +220,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
     ("fed_df", "FedDF", POOLS, _UNLABELLED, passes.fed_df, "2006.07242"),
     ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
-    ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd, "2312.17029"),
+    ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
     (
         *("fed_sdd_pools", "FedSDD of several architectures", POOLS),
         *(_UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
