@@ -195,8 +195,8 @@ def run_parties(
       key: of this pass; each party's key is derived from it and the party's index.
       execution: as in `for_each_client`.
       reduce: how `sends` are summed; by default their weighted mean. It gets a ClientResult with
-        `sends` as `update` and without mutable state. A mapping in the `extra` of its Aggregate becomes
-        metrics of all parties, such as `client_bytes_up`.
+        `sends` as `update` and without mutable state. The `metrics` of its Aggregate, such as
+        `client_bytes_up`, become metrics of every party, if the pass sends anything.
     """
     reduce = weighted_mean() if reduce is None else reduce
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
@@ -244,10 +244,11 @@ def run_parties(
     }
     received = Variables(message, {})  # a Reduce expects a message with `params` and `mutable`
     aggregate = reduce.finalize(total, received, keys.derive(key, "reduce"))
-    if isinstance(aggregate.extra, Mapping):
+    # A pass that sends nothing would replace what the reduction measured in another pass of the round.
+    if jax.tree.leaves(aggregate.pseudo_gradient):
         by_party |= {
-            f"{party}/client_{metric}": value
-            for metric, value in aggregate.extra.items()
+            f"{party}/{metric}": value
+            for metric, value in aggregate.metrics.items()
             for parties in names.values()
             for party in parties
         }

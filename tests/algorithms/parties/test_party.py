@@ -98,6 +98,35 @@ def test_sums_are_not_divided():
     assert run_once(sums()).combined["size"] == 1 * 5 + 2 * 2 + 3 * 7
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda reduce: reduce,
+        lambda reduce: compressed_reduce(quantisation(16), reduce),
+        lambda reduce: secure_sum_reduce(3, 100.0, 3.0, reduce=reduce),
+    ],
+    ids=["alone", "quantised", "summed securely"],
+)
+def test_what_a_reduction_measures_is_a_metric_of_every_party(wrap):
+    """Also a reduction of one's own, within those of the library; not of a pass that sends nothing."""
+
+    def finalize(total, message, key):
+        aggregate = weighted_mean().finalize(total, message, key)
+        return aggregate._replace(metrics={"sum_of_weights": aggregate.weight})
+
+    reduce = wrap(weighted_mean()._replace(finalize=finalize))
+    found = run_once(reduce).metrics
+    for party, size in {"pair_0": 5, "pair_2": 7, "single": 2}.items():
+        np.testing.assert_allclose(found[f"{party}/sum_of_weights"], 6, rtol=1e-5)
+        assert found[f"{party}/size"] == size
+
+    def silent(*arguments):
+        return update(*arguments)._replace(sends=None)
+
+    again = run_parties(GROUPS, silent, None, STATES, ROUND, jax.random.key(1), reduce=reduce)
+    assert {name.partition("/")[2] for name in again.metrics} == {"size", "num_steps"}
+
+
 def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
     """Keys for noise and masks: no two parties have the same, and devices do not change them."""
     drawn = []
