@@ -94,6 +94,22 @@ def test_what_is_sent_is_a_mean_and_what_is_reported_is_kept_apart():
     }
 
 
+@pytest.mark.parametrize("reduce", [None, sums()])
+def test_parties_of_all_architectures_send_arrays_of_the_same_shapes(reduce):
+    """[2, 3] and [1, 1] could be added, but their sum is nobody's."""
+
+    def send(model, message, state, data, key):
+        return PartyResult(state, {"num_steps": data.size}, sends=state)
+
+    states = {"pair": jnp.ones((2, 3)), "single": jnp.ones((1, 1))}
+    with pytest.raises(TypeError) as error:
+        run_parties(GROUPS, send, None, states, ROUND, jax.random.key(1), reduce=reduce)
+    assert str(error.value) == (
+        "parties of 'single' must send what those of 'pair' send: at [0] it has float32[1] in place of "
+        "float32[3]."
+    )
+
+
 def test_sums_are_not_divided():
     assert run_once(sums()).combined["size"] == 1 * 5 + 2 * 2 + 3 * 7
 
