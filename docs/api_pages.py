@@ -54,7 +54,7 @@ OF_AUTHORS = {
             "party_metrics",
             "init_models",
         ),
-        *("training_metrics", "party_predictors", "everybody", "sums"),
+        *("training_metrics", "training_loss", "party_predictors", "everybody", "sums"),
     ],
     "algorithms.parties.shared_examples": ["shared_examples", "all_examples", "inference"],
     "algorithms.parties.groups": [

@@ -170,8 +170,14 @@ ALGORITHMS = {
 }
 
 
-def round_of(algorithm, **others):
-    """One round, to be traced or run: state -> (state, metrics). `others` are public columns."""
+def round_of(algorithm, sizes=SIZES, **others):
+    """One round, to be traced or run: state -> (state, metrics).
+
+    Args:
+      algorithm: of the three parties.
+      sizes: how many of their examples the parties have.
+      others: public columns.
+    """
     private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
     data = jax.tree.map(
         jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES, **others}})
@@ -181,6 +187,8 @@ def round_of(algorithm, **others):
     def round_(state):
         hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
         inputs = data.read(algorithm.select(0, key))
+        cohort = dataclasses.replace(inputs.cohorts[PARTIES], sizes=jnp.array(sizes))
+        inputs = dataclasses.replace(inputs, cohorts={PARTIES: cohort})
         state, _, metrics = algorithm.round(state, {}, Round(0, key, inputs), hyper)
         return state, metrics
 
@@ -228,6 +236,17 @@ OF_TARGETS = {
         GROUPS, PublicAnswers(9, 6), 2, 1 - np.eye(3), StepTraining(batch_size=2), training
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["ds_fl", "kt_pfl"])
+def test_a_distillation_without_a_step_has_no_loss(name):
+    """A party without examples takes none. A loss of 0 would count in means."""
+    algorithm = OF_TARGETS[name](LocalTraining(batch_size=3))
+    state = algorithm.init(jax.random.key(0))
+    _, metrics = jax.jit(round_of(algorithm, sizes=(5, 0, 7)))(state)
+    for loss in ("loss", "distillation_loss"):
+        assert np.isnan(metrics[f"single/{loss}"])
+        assert metrics[f"pair_0/{loss}"] > 0 and metrics[f"pair_2/{loss}"] > 0
 
 
 @pytest.mark.parametrize("name", OF_TARGETS)
