@@ -56,7 +56,8 @@ class PartyResult(NamedTuple):
       weight: scalar weight of `sends`.
       reports: pytree that is not summed but kept for each party, such as predictions for neighbours.
 
-    The party sends both `sends` and `reports`, so both count as uploaded bytes.
+    The party sends both `sends` and `reports`, so the method's `communication` must count both. No check
+    compares it with what is sent.
     """
 
     state: PyTree
