@@ -78,7 +78,10 @@ def train_pools(
 
     Args:
       pools, execution: who trains and how.
-      state, client_states, round, hyper: as an algorithm's round gets them.
+      state: pool -> its method's server.
+      client_states: pool -> states of the cohort, leaves [cohort, ...].
+      round: the `Round`, with a cohort for each pool.
+      hyper: pool -> hyper-parameters of its method, such as `hyper.methods`.
       stream: the name from which clients' keys are derived in all pools; by default each pool's own
         name. Pools that divide one cohort share a name.
       members: whether to return every client's model and result.
@@ -225,7 +228,15 @@ def update_servers(
     round: jax.Array,
     hyper: Mapping[str, PyTree],
 ) -> dict[str, PyTree]:
-    """Every pool's server after a step of its optimizer on the aggregate."""
+    """Every pool's server after a step of its optimizer on the aggregate.
+
+    Args:
+      pools: whose servers they are.
+      state: pool -> its method's server.
+      aggregates: pool -> what its server gets, see `TrainedPools`.
+      round: the round's number, `round.index`, int32.
+      hyper: pool -> hyper-parameters of its method.
+    """
     return {
         name: pool.method.server_update(state[name], aggregates[name], round, hyper[name])
         for name, pool in pools.items()
