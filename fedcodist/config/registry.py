@@ -195,7 +195,7 @@ _DEPTH_FL_PAPER = "openreview.net/forum?id=pf8RIZTMU58"
 _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
 # (name, title, kind, what it reads, FLOPs, arXiv's number or a page); its module and its function have
 # its name.
-_OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
+_OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
     ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.with_teacher, "2107.00051"),
