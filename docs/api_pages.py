@@ -32,6 +32,7 @@ OF_AUTHORS = {
     "core.local_training": ["TrainedClient"],
     "core.keys": ["derive"],
     "core.inputs": ["Round", "ClientData"],
+    "core.batches": ["one_view", "beside_targets"],
     "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
     "core.method": ["ClientModels", "PersonalModel", "single_model"],
@@ -52,6 +53,7 @@ OF_AUTHORS = {
             "PartiesResult",
             "assemble",
             "party_metrics",
+            "training_loss",
             "init_models",
         ),
         *("training_metrics", "party_predictors", "everybody"),
@@ -62,10 +64,15 @@ OF_AUTHORS = {
         *("check_groups", "party_names", "same_for_all", "all_clients", "by_architecture"),
         *("in_client_order", "check_no_gap"),
     ],
+    "algorithms.parties.prototypes": [
+        *("ClassSums", "Prototypes", "class_sums", "prototypes_of", "prototype_loss"),
+        *("no_prototypes", "prototype_bytes", "check_prototype_groups"),
+    ],
+    "algorithms.parties.nearest_prototype": ["prototype_predictors"],
     "algorithms.graph.local_only_steps": ["train_alone"],
     "algorithms.graph.graphs": [
         *("complete", "directed_cycle", "islands", "random_graph", "time_varying", "adjacency"),
-        *("cut", "at_round", "mean_over_neighbours"),
+        *("cut", "at_round", "mean_over_neighbours", "check_neighbours"),
     ],
     "distillation.loop": [
         *("distill", "frozen", "unlabelled_indices", "check_distillation"),

@@ -83,7 +83,7 @@ _MODULE_OF = {
     "PublicAnswers": "algorithms.graph.public_answers",
     "PublicBatches": "algorithms.parties.public_correlation",
     "Reduce": "core.aggregation",
-    "ServerTraining": "algorithms.parties.prototypes",
+    "ServerTraining": "algorithms.parties.training_on_prototypes",
     "StepTraining": "core.local_steps",
     "StopEarly": "run.stopping",
     "StreamedData": "run.sources",

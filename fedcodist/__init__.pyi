@@ -77,8 +77,8 @@ from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg as lg_fed_avg
 from fedcodist.algorithms.parties.local_only import LocalOnlyHyper as LocalOnlyHyper
 from fedcodist.algorithms.parties.local_only import local_only as local_only
 from fedcodist.algorithms.parties.open_examples import OpenExamples as OpenExamples
-from fedcodist.algorithms.parties.prototypes import ServerTraining as ServerTraining
 from fedcodist.algorithms.parties.public_correlation import PublicBatches as PublicBatches
+from fedcodist.algorithms.parties.training_on_prototypes import ServerTraining as ServerTraining
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
 from fedcodist.algorithms.pools.cohorts import PoissonCohort as PoissonCohort

@@ -58,6 +58,7 @@ def compressed_reduce(compressor: Compressor, reduce: Reduce | None = None) -> R
         if not measured:
             return aggregate
         sum_of_bytes, count = measured
-        return aggregate._replace(extra={"bytes_up": sum_of_bytes / jnp.maximum(count, 1)})
+        mean = sum_of_bytes / jnp.maximum(count, 1)
+        return aggregate._replace(metrics={**aggregate.metrics, "client_bytes_up": mean})
 
     return Reduce(prepare, finalize, bound=inner.bound, is_sum=inner.is_sum)

@@ -15,42 +15,42 @@ LEARNING = (
 
 def learning(work: Any, pool: str) -> float:
     """FedAvg, and methods whose computation outside the network costs next to nothing."""
-    return LEARNING * work.trained[pool]
+    return LEARNING * work.forward_in_training[pool]
 
 
 def with_teacher(work: Any, pool: str) -> float:
     """FedGKD's and FedNTD's: a teacher predicts every example."""
-    return (LEARNING + 1) * work.trained[pool]
+    return (LEARNING + 1) * work.forward_in_training[pool]
 
 
 def moon(work: Any, pool: str) -> float:
     """The received model and the client's previous one predict every example."""
-    return (LEARNING + 2) * work.trained[pool]
+    return (LEARNING + 2) * work.forward_in_training[pool]
 
 
 def scaffold(work: Any, pool: str) -> float:
     """Option 1 takes the gradient of all examples once more."""
     training = work.config["training"]
     more = 1 / training["epochs"] if training["scaffold_option"] == 1 else 0
-    return LEARNING * work.trained[pool] * (1 + more)
+    return LEARNING * work.forward_in_training[pool] * (1 + more)
 
 
 def fed_rep(work: Any, pool: str) -> float:
     """While the head learns, the body runs forward; the head's own gradients cost next to nothing."""
     training = work.config["training"]
     head, body = training.get("fed_rep", {}).get("head_epochs", 10), training["epochs"]
-    return work.trained[pool] * (head + LEARNING * body) / (head + body)
+    return work.forward_in_training[pool] * (head + LEARNING * body) / (head + body)
 
 
 def apfl(work: Any, pool: str) -> float:
     """The global model and the mixture learn from each example."""
-    return 2 * LEARNING * work.trained[pool]
+    return 2 * LEARNING * work.forward_in_training[pool]
 
 
 def p_fed_me(work: Any, pool: str) -> float:
     """Each batch is learned from in every step of the personal model."""
     settings = work.config["training"].get("p_fed_me", {})
-    return settings.get("personal_steps", 5) * LEARNING * work.trained[pool]
+    return settings.get("personal_steps", 5) * LEARNING * work.forward_in_training[pool]
 
 
 def per_fed_avg(work: Any, pool: str) -> float:
@@ -61,7 +61,7 @@ def per_fed_avg(work: Any, pool: str) -> float:
     training = work.config["training"]
     has_hessian = training.get("per_fed_avg", {}).get("variant") == "hessian_free"
     gradients = (4 / 3 if has_hessian else 1) + 1 / training["epochs"]
-    return gradients * LEARNING * work.trained[pool]
+    return gradients * LEARNING * work.forward_in_training[pool]
 
 
 def fed_dropout(work: Any, pool: str) -> float:
@@ -152,22 +152,11 @@ def fed_et(work: Any) -> float:
     return work.rounds * work.images * (teachers + LEARNING * large)
 
 
-def fed_sdd(work: Any) -> float:
-    """In every round after the warm-up, all models stored so far are teachers."""
-    settings, (model,) = work.settings, work.forward.values()
-    if not settings["steps"]:
-        return 0.0
-    taught = work.predicted if settings["cached"] else work.images
-    students = settings["num_models"] if settings["distilled"] == "all" else 1
-    teachers = [
-        settings["num_models"] * min(round + 1, settings["rounds_kept"])
-        for round in range(settings["warm_up"], work.rounds)
-    ]
-    return model * sum(taught * count + work.images * students * LEARNING for count in teachers)
-
-
 def fed_sdd_pools(work: Any) -> float:
-    """As FedSDD in every pool; the models that all pools have stored so far teach every main model."""
+    """After the warm-up, the models that all pools have stored so far teach in every pool.
+
+    FedSDD itself has one pool.
+    """
     settings = work.settings
     if not settings["steps"]:
         return 0.0

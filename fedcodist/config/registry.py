@@ -195,7 +195,7 @@ _DEPTH_FL_PAPER = "openreview.net/forum?id=pf8RIZTMU58"
 _CODISTILLATION_PAPER, _MHD_PAPER = "2310.02549", "2211.15774"
 # (name, title, kind, what it reads, FLOPs, arXiv's number or a page); its module and its function have
 # its name.
-_OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...] = (
+_OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, str], ...] = (
     ("fed_avg", "FedAvg", CLIENTS, (), passes.learning, "1602.05629"),
     ("fed_prox", "FedProx", CLIENTS, (), passes.learning, "1812.06127"),
     ("fed_gkd", "FedGKD", CLIENTS, ("logits",), passes.with_teacher, "2107.00051"),
@@ -220,7 +220,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any], str], ...
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
     ("fed_df", "FedDF", POOLS, _UNLABELLED, passes.fed_df, "2006.07242"),
     ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
-    ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd, "2312.17029"),
+    ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
     (
         *("fed_sdd_pools", "FedSDD of several architectures", POOLS),
         *(_UNLABELLED, passes.fed_sdd_pools, "2312.17029"),

@@ -42,7 +42,7 @@ class Aggregate(NamedTuple):
       extra: the sum of the clients' `extra`, or None.
       metrics: name -> scalar, what the reduction measures of a round, such as how many clients dropped
         out. A pool reports them beside the means of its clients' metrics, `client_<name>`, and in place
-        of one with the same name.
+        of one with the same name. In a method of parties every party reports them.
     """
 
     pseudo_gradient: PyTree

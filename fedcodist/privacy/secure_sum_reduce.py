@@ -76,11 +76,10 @@ def secure_sum_reduce(
         if not _is_summed(total):
             return aggregate
         measured = {
-            "bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
-            "clipped_share": modulo(total.flags[0].values, bits) / num_clients,
+            "client_bytes_up": jnp.float32(bytes_up(total, num_clients, bits)),
+            "client_clipped_share": modulo(total.flags[0].values, bits) / num_clients,
         }
-        others = aggregate.extra if isinstance(aggregate.extra, dict) else {}
-        return aggregate._replace(extra=others | measured)
+        return aggregate._replace(metrics={**aggregate.metrics, **measured})
 
     return summed._replace(finalize=finalize)
 
@@ -95,7 +94,7 @@ def fixed_point_reduce(
     dropout: float = 0.0,
     is_private: bool = False,
 ) -> Reduce:
-    """`secure_sum_reduce` without its metrics, for methods that use `extra` themselves.
+    """`secure_sum_reduce` without its metrics, for `secure_sum`, whose clients report their own.
 
     If norms are clipped, by `inner` or (`is_private`) before, numbers are rounded towards zero.
 

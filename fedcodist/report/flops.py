@@ -155,7 +155,7 @@ class Work:
         }
 
     @functools.cached_property
-    def trained(self) -> dict[str, float]:
+    def forward_in_training(self) -> dict[str, float]:
         """As `forward`, while clients train, when a softmax may be sampled."""
         if not (samples := self.config["training"].get("samples")):
             return self.forward

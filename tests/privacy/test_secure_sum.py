@@ -303,12 +303,13 @@ def test_a_number_out_of_range_is_clipped_and_told():
     np.testing.assert_allclose(aggregate.weight, 5, rtol=1e-6)
     expected = [(2 * 1 - 3 * 0.5) / 5, (2 * 0.5 - 3 * 0.25) / 5]
     np.testing.assert_allclose(aggregate.pseudo_gradient["a"], expected, rtol=1e-5)
-    assert aggregate.extra["clipped_share"] == 1
-    assert aggregate.extra["bytes_up"] == 4 * (2 + 1 + 2) + agreement_bytes(2).up
+    assert aggregate.metrics["client_clipped_share"] == 1
+    assert aggregate.metrics["client_bytes_up"] == 4 * (2 + 1 + 2) + agreement_bytes(2).up
     inside = [results[0]._replace(update={"a": jnp.array([1.0, 0.5])}), results[0]]
     prepared = [reduce.prepare(result, key) for result in inside]
     total = jax.tree.map(jnp.add, *prepared)
-    assert reduce.finalize(total, Variables({}, {}), key).extra["clipped_share"] == 0.5
+    aggregate = reduce.finalize(total, Variables({}, {}), key)
+    assert aggregate.metrics["client_clipped_share"] == 0.5
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

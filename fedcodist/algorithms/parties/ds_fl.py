@@ -26,6 +26,7 @@ from fedcodist.algorithms.parties.party import (
     assemble,
     init_models,
     run_parties,
+    training_loss,
     training_metrics,
 )
 from fedcodist.algorithms.parties.reductions import checked_mean
@@ -144,7 +145,10 @@ def ds_fl(
         ) -> PartyResult:
             examples = shared_examples(columns | {TARGET: target}, data)
             taught = learn(model, variables, examples, key)
-            metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
+            metrics = {
+                "distillation_loss": training_loss(taught),
+                "finite": is_finite(taught.variables),
+            }
             return PartyResult(taught.variables, metrics)
 
         def run(

@@ -28,6 +28,7 @@ from fedcodist.algorithms.parties.training_outputs import train_summing_outputs
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Reduce
 from fedcodist.core.arguments import check_arguments
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
@@ -177,8 +178,9 @@ def fd(
             model: Model, total: LabelMeans, party: FDParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
             # G: the mean outputs of each label over the other parties that have it.
-            own = jax.tree.map(jnp.zeros_like, party.sent) if variant.own_share else party.sent
-            others = of_others(total, own)
+            zeros = jax.tree.map(jnp.zeros_like, party.sent)
+            subtracted = zeros if variant.own_share else party.sent
+            others = of_others(total, subtracted)
 
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs: Any, batch: Batch) -> jax.Array:
@@ -194,8 +196,8 @@ def fd(
                 means = means_of(*sums)
             else:
                 trained = train_client(*arguments, loss_hook=loss)
-                size = inference_batch_size
-                means = label_means(model, trained.variables, data, num_classes, training, size)
+                preprocess, size = training.preprocess, inference_batch_size
+                means = label_means(model, trained.variables, data, num_classes, preprocess, size)
             if reduce.bound is not None:  # the party must later subtract what was summed
                 means = reduce.bound(means)
             metrics = training_metrics(trained)
@@ -231,11 +233,11 @@ def distance_of(divergence: str, temperature: Any) -> Divergence:
     return lambda logits, means: softly(logits, softened_target(means, temperature))
 
 
-def of_others(total: LabelMeans, own: LabelMeans) -> LabelMeans:
+def of_others(total: LabelMeans, subtracted: LabelMeans) -> LabelMeans:
     """The means over the other parties that have a label; `has_label` is 0 if there are none."""
-    count = total.has_label - own.has_label
+    count = total.has_label - subtracted.has_label
     has_label = (count > 0.5).astype(count.dtype)
-    logits = (total.logits - own.logits) / jnp.maximum(count, 1)[:, None]
+    logits = (total.logits - subtracted.logits) / jnp.maximum(count, 1)[:, None]
     return LabelMeans(logits * has_label[:, None], has_label)
 
 
@@ -244,12 +246,12 @@ def label_means(
     variables: Variables,
     data: ClientData,
     num_classes: int,
-    training: LocalTraining,
+    preprocess: Preprocess,
     batch_size: int,
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
     return means_of(
-        *label_sums(model, variables, data, num_classes, training, batch_size, logits_of)
+        *label_sums(model, variables, data, num_classes, preprocess, batch_size, logits_of)
     )
 
 

@@ -15,7 +15,6 @@ from fedcodist.algorithms.parties.groups import (
     PartyGroup,
     check_groups,
     in_client_order,
-    party_names,
     same_for_all,
 )
 from fedcodist.algorithms.parties.party import (
@@ -27,14 +26,17 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    ServerTraining,
-    as_examples,
     check_prototype_groups,
-    check_server_training,
     class_sums,
-    on_prototypes,
     prototype_bytes,
     prototypes_of,
+)
+from fedcodist.algorithms.parties.shared_heads import with_same_head
+from fedcodist.algorithms.parties.training_on_prototypes import (
+    ServerTraining,
+    as_examples,
+    check_server_training,
+    on_prototypes,
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
@@ -158,10 +160,9 @@ def fed_gh(
             # Local training of extractor and head.
             trained = train_client(model, training, received, data, key, hyper.learning_rate)
             # The local averaged representation of each class that the party has.
+            preprocess, size = training.preprocess, inference_batch_size
             means = prototypes_of(
-                class_sums(
-                    model, trained.variables, data, num_classes, training, inference_batch_size
-                )
+                class_sums(model, trained.variables, data, num_classes, preprocess, size)
             )
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=means)
@@ -179,15 +180,11 @@ def fed_gh(
         ).variables.params
         return FedGHState(result.states, head, jnp.asarray(True)), client_states, result.metrics
 
-    names = party_names(groups)
-
     def evaluated(state: FedGHState, architecture: str) -> Variables:
-        own = state.models[architecture]
+        models = state.models[architecture]
         if predict_by == OWN_HEAD:
-            return own
-        count = len(names[architecture])
-        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), state.head)
-        return own._replace(params=with_head(own.params, each))
+            return models
+        return with_same_head({architecture: models}, state.head)[architecture]
 
     sizes = Communication(
         down=tree_bytes(variable_shapes(head_model)), up=prototype_bytes(num_classes, width)

@@ -193,18 +193,13 @@ def fed_md(
 
 
 def start(
-    models: Mapping[str, Variables],
-    digest: LocalTraining,
-    revisit: LocalTraining,
-    private_states: Mapping[str, PyTree] | None = None,
+    models: Mapping[str, Variables], digest: LocalTraining, revisit: LocalTraining
 ) -> dict[str, FedMDParty]:
     """The state before the first round.
 
     Args:
       models: architecture -> Variables, leaves [group, ...], after transfer learning.
       digest, revisit: as `fed_md` gets them.
-      private_states: architecture -> states of the optimizers of private training, which continue in the
-        revisit, as in the released code. None: fresh states.
     """
 
     def fresh(name: str, training: LocalTraining, params: PyTree) -> PyTree:
@@ -213,9 +208,7 @@ def start(
 
     parties = {}
     for name, (params, mutable) in models.items():
-        revisit_state = None if private_states is None else private_states[name]
-        if revisit_state is None:
-            revisit_state = fresh("revisit", revisit, params)
+        revisit_state = fresh("revisit", revisit, params)
         digest_state = fresh("digest", digest, params)
         parties[name] = FedMDParty(Variables(params, mutable), digest_state, revisit_state)
     return parties

@@ -11,6 +11,11 @@ import jax
 import optax
 
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, same_for_all
+from fedcodist.algorithms.parties.nearest_prototype import (
+    PREDICT_BY,
+    PROTOTYPE_PREDICTS,
+    prototype_predictors,
+)
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
@@ -20,17 +25,14 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    PREDICT_BY,
-    PROTOTYPE_PREDICTS,
     ClassSums,
     Prototypes,
     check_prototype_groups,
     class_sums,
     no_prototypes,
     prototype_bytes,
-    prototype_predictors,
+    prototype_loss,
     prototypes_of,
-    pulled,
 )
 from fedcodist.algorithms.parties.reductions import checked_sums
 from fedcodist.core import keys
@@ -141,16 +143,15 @@ def fed_proto(
             key: jax.Array,
         ) -> PartyResult:
             # Algorithm 1, LocalUpdate: the loss of labels, plus lambda times the distance.
-            loss = pulled(model, prototypes, hyper.weight, num_classes)
+            loss = prototype_loss(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )
             # LocalUpdate returns the party's prototypes, the mean embeddings of its classes.
-            own = class_sums(
-                model, trained.variables, data, num_classes, training, inference_batch_size
-            )
+            preprocess, size = training.preprocess, inference_batch_size
+            sums = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
-            return PartyResult(trained.variables, metrics, sends=sent(own, weighting))
+            return PartyResult(trained.variables, metrics, sends=sent(sums, weighting))
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(
@@ -175,9 +176,9 @@ def fed_proto(
     )
 
 
-def sent(own: ClassSums, weighting: str) -> ClassSums:
+def sent(sums: ClassSums, weighting: str) -> ClassSums:
     """A party's message: its sums, or its prototypes if all parties have equal weights."""
     if weighting == BY_EXAMPLES:
-        return own
-    prototypes = prototypes_of(own)
+        return sums
+    prototypes = prototypes_of(sums)
     return ClassSums(prototypes.vectors, prototypes.has_class)

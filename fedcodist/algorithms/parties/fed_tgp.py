@@ -17,6 +17,11 @@ from fedcodist.algorithms.parties.groups import (
     in_client_order,
     same_for_all,
 )
+from fedcodist.algorithms.parties.nearest_prototype import (
+    PREDICT_BY,
+    PROTOTYPE_PREDICTS,
+    prototype_predictors,
+)
 from fedcodist.algorithms.parties.party import (
     AfterRound,
     PartyResult,
@@ -26,21 +31,20 @@ from fedcodist.algorithms.parties.party import (
     training_metrics,
 )
 from fedcodist.algorithms.parties.prototypes import (
-    PREDICT_BY,
-    PROTOTYPE_PREDICTS,
     ClassSums,
     Prototypes,
-    ServerTraining,
-    as_examples,
     check_prototype_groups,
-    check_server_training,
     class_sums,
     no_prototypes,
-    on_prototypes,
     prototype_bytes,
-    prototype_predictors,
+    prototype_loss,
     prototypes_of,
-    pulled,
+)
+from fedcodist.algorithms.parties.training_on_prototypes import (
+    ServerTraining,
+    as_examples,
+    check_server_training,
+    on_prototypes,
 )
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
@@ -154,14 +158,13 @@ def fed_tgp(
             key: jax.Array,
         ) -> PartyResult:
             # A client's loss: that of labels, plus lambda times the distance to global prototypes.
-            loss = pulled(model, prototypes, hyper.weight, num_classes)
+            loss = prototype_loss(model, prototypes, hyper.weight, num_classes)
             trained = train_client(
                 model, training, variables, data, key, hyper.learning_rate, loss_hook=loss
             )
             # It sends its prototypes, the mean embeddings of its classes.
-            sums = class_sums(
-                model, trained.variables, data, num_classes, training, inference_batch_size
-            )
+            preprocess, size = training.preprocess, inference_batch_size
+            sums = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
             return PartyResult(trained.variables, metrics, reports=prototypes_of(sums))
 

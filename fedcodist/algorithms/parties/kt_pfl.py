@@ -37,6 +37,7 @@ from fedcodist.algorithms.parties.party import (
     assemble,
     init_models,
     run_parties,
+    training_loss,
     training_metrics,
 )
 from fedcodist.algorithms.parties.shared_examples import PUBLIC, inference, shared_examples
@@ -167,7 +168,10 @@ def kt_pfl(
             rate = hyper.distillation_learning_rate
             training = distillation._replace(preprocess=beside_targets(preprocess))
             taught = train_client(model, training, variables, examples, key, rate, loss_hook=loss)
-            metrics = {"distillation_loss": taught.loss, "finite": is_finite(taught.variables)}
+            metrics = {
+                "distillation_loss": training_loss(taught),
+                "finite": is_finite(taught.variables),
+            }
             return PartyResult(taught.variables, metrics)
 
         def run(update: PartyUpdate, models: Mapping[str, PyTree], purpose: str) -> PartiesResult:

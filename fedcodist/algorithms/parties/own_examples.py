@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core import batches
+from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
-from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Batch, Model, Variables
 
 LEAST_STEPS = 8  # in which the party with the most examples computes its outputs
@@ -23,7 +23,7 @@ def label_sums(
     variables: Variables,
     data: ClientData,
     num_classes: int,
-    training: LocalTraining,
+    preprocess: Preprocess,
     batch_size: int,
     of: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
@@ -33,7 +33,7 @@ def label_sums(
       model, variables: the party's model, in evaluation mode.
       data: the party's examples.
       num_classes: labels.
-      training: whose preprocessing makes inputs and labels, with one fixed key.
+      preprocess: that of training, which makes inputs and labels; it gets one fixed key.
       batch_size: examples per step, at most.
       of: outputs -> array [batch, width].
     """
@@ -44,7 +44,7 @@ def label_sums(
     def answer(batch: Batch) -> tuple[jax.Array, jax.Array]:
         return of(model.apply(variables, batch)[0]), class_labels(batch["label"], num_classes)
 
-    outputs, labels = batches.on_examples(answer, data, training.preprocess, size)
+    outputs, labels = batches.on_examples(answer, data, preprocess, size)
     is_real = jnp.arange(data.capacity) < data.size
     # Rows beyond the party's are another's, and 0 times one that overflows is NaN.
     outputs = jnp.where(is_real[:, None], outputs, 0)

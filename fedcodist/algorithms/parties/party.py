@@ -27,6 +27,7 @@ from fedcodist.core.for_each_client import Execution, dealing_order, for_each_cl
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
 from fedcodist.core.local_training import TrainedClient
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
+from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.padding_checks import of_clients
 from fedcodist.core.trees import is_finite
@@ -49,7 +50,8 @@ class PartyResult(NamedTuple):
       weight: scalar weight of `sends`.
       reports: pytree that is not summed but kept for each party, such as predictions for neighbours.
 
-    The party sends both `sends` and `reports`, so both count as uploaded bytes.
+    The party sends both `sends` and `reports`, so the method's `communication` must count both. No check
+    compares it with what is sent.
     """
 
     state: PyTree
@@ -189,8 +191,11 @@ def run_parties(
       key: of this pass; each party's key is derived from it and the party's index.
       execution: as in `for_each_client`.
       reduce: how `sends` are summed; by default their weighted mean. It gets a ClientResult with
-        `sends` as `update` and without mutable state. A mapping in the `extra` of its Aggregate becomes
-        metrics of all parties, such as `client_bytes_up`.
+        `sends` as `update` and without mutable state. The `metrics` of its Aggregate, such as
+        `client_bytes_up`, become metrics of every party, if the pass sends anything.
+
+    Raises:
+      TypeError: names two architectures whose parties send arrays of different shapes.
     """
     reduce = weighted_mean() if reduce is None else reduce
     cohort, axis_name = round.inputs.cohorts[PARTIES], round.axis_name
@@ -198,7 +203,7 @@ def run_parties(
     everyone = all_clients(groups)
     # One set of masks for all architectures. Every device adds all masks, so they cancel on each device.
     mask = mask_of_round(reduce, cohort.clients, key)
-    totals, kept, metrics = [], {}, {}
+    totals, kept, metrics = {}, {}, {}
     for name, group in groups.items():
         places = np.searchsorted(everyone, group.clients)
         is_here = here[places]
@@ -220,14 +225,18 @@ def run_parties(
                 execution,
                 mask=mask,
             )
-        totals.append(result.total)
+        totals[name] = result.total
         kept[name], metrics[name] = result.client_states, result.metrics
         if axis_name is not None:
             only_here = lambda leaf, is_here=is_here: jnp.where(
                 is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
             )
             kept[name], metrics[name] = jax.tree.map(only_here, (kept[name], metrics[name]))
-    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals)
+    first = next(iter(totals))
+    for name, sent in totals.items():
+        promise = f"parties of {name!r} must send what those of {first!r} send"
+        check_same_shapes(promise, totals[first], sent)
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals.values())
     total, kept, metrics = sum_over_devices((total, kept, metrics), axis_name)
     names = party_names(groups)
     by_party = {
@@ -238,10 +247,11 @@ def run_parties(
     }
     received = Variables(message, {})  # a Reduce expects a message with `params` and `mutable`
     aggregate = reduce.finalize(total, received, keys.derive(key, "reduce"))
-    if isinstance(aggregate.extra, Mapping):
+    # A pass that sends nothing would replace what the reduction measured in another pass of the round.
+    if jax.tree.leaves(aggregate.pseudo_gradient):
         by_party |= {
-            f"{party}/client_{metric}": value
-            for metric, value in aggregate.extra.items()
+            f"{party}/{metric}": value
+            for metric, value in aggregate.metrics.items()
             for parties in names.values()
             for party in parties
         }

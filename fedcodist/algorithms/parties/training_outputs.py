@@ -37,8 +37,8 @@ def train_summing_outputs(
     trained = train_client(
         summing_outputs(model), training, start, data, key, learning_rate, loss_hook=loss_hook
     )
-    own, sums = without_sums(trained.variables)
-    return trained._replace(variables=own), sums
+    variables_of_model, sums = without_sums(trained.variables)
+    return trained._replace(variables=variables_of_model), sums
 
 
 def summing_outputs(model: Model) -> Model:
@@ -60,8 +60,10 @@ def summing_outputs(model: Model) -> Model:
         **arguments: Any,
     ) -> tuple[Any, PyTree]:
         mutable = variables.mutable
-        own = Variables(variables.params, mutable[OWN])
-        outputs, changed = model.apply(own, batch, train=train, mask=mask, **arguments)
+        variables_of_model = Variables(variables.params, mutable[OWN])
+        outputs, changed = model.apply(
+            variables_of_model, batch, train=train, mask=mask, **arguments
+        )
         if not train:
             return outputs, mutable
         logits = jax.lax.stop_gradient(logits_of(outputs)).astype(mutable[SUMS].dtype)

@@ -159,9 +159,9 @@ def _train_in_a_loop(
         )
 
     def one_group(group: tuple[PyTree, ...]) -> tuple[PyTree, TrainedPool]:
-        server, states, (clients, starts, client_sizes), present, draws = group
+        server, states, (clients, starts, client_sizes), present, keys_of_group = group
         cohort = Cohort(shared.columns, clients, starts, client_sizes, shared.capacity, present)
-        trained = train_pool(pool, server, states, cohort, round, draws, hyper, execution)
+        trained = train_pool(pool, server, states, cohort, round, keys_of_group, hyper, execution)
         return pool.method.server_update(server, trained.aggregate, round.index, hyper), trained
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(filled(name) for name in groups))

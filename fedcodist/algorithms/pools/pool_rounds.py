@@ -78,7 +78,10 @@ def train_pools(
 
     Args:
       pools, execution: who trains and how.
-      state, client_states, round, hyper: as an algorithm's round gets them.
+      state: pool -> its method's server.
+      client_states: pool -> states of the cohort, leaves [cohort, ...].
+      round: the `Round`, with a cohort for each pool.
+      hyper: pool -> hyper-parameters of its method, such as `hyper.methods`.
       stream: the name from which clients' keys are derived in all pools; by default each pool's own
         name. Pools that divide one cohort share a name.
       members: whether to return every client's model and result.
@@ -121,7 +124,7 @@ def train_pool(
     client_states: PyTree,
     cohort: Cohort,
     round: Round,
-    draws: PoolKeys,
+    keys_of_pool: PoolKeys,
     hyper: PyTree,
     execution: Execution,
     members: bool = False,
@@ -135,18 +138,18 @@ def train_pool(
             message,
             client_states,
             cohort,
-            draws.clients,
+            keys_of_pool.clients,
             execution,
             round.axis_name,
             individual_results=members,
-            mask=mask_of_round(method.reduce, cohort.clients, draws.masks, cohort.present),
+            mask=mask_of_round(method.reduce, cohort.clients, keys_of_pool.masks, cohort.present),
         )
     models = None
     if result.results is not None:
         trained = jax.tree.map(jnp.subtract, message.params, result.results.update)
         models = Variables(trained, result.results.mutable)
     aggregate = method.reduce.finalize(
-        result.total, message_to_reduce(method, server, message), draws.reduction
+        result.total, message_to_reduce(method, server, message), keys_of_pool.reduction
     )
     norm = optax.tree.norm(aggregate.pseudo_gradient)
     new_states, present = result.client_states, cohort.present
@@ -225,7 +228,15 @@ def update_servers(
     round: jax.Array,
     hyper: Mapping[str, PyTree],
 ) -> dict[str, PyTree]:
-    """Every pool's server after a step of its optimizer on the aggregate."""
+    """Every pool's server after a step of its optimizer on the aggregate.
+
+    Args:
+      pools: whose servers they are.
+      state: pool -> its method's server.
+      aggregates: pool -> what its server gets, see `TrainedPools`.
+      round: the round's number, `round.index`, int32.
+      hyper: pool -> hyper-parameters of its method.
+    """
     return {
         name: pool.method.server_update(state[name], aggregates[name], round, hyper[name])
         for name, pool in pools.items()

@@ -727,16 +727,6 @@ def test_bad_input_is_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
-def test_the_optimizer_of_private_training_goes_on_in_the_revisit():
-    models = {"linear": linear().init(jax.random.key(0))}
-    models = jax.tree.map(lambda leaf: leaf[None], models)
-    fresh = fed_md_module.start(models, DIGEST, REVISIT)["linear"]
-    trained = jax.tree.map(lambda leaf: leaf + 3, fresh.revisit_state)
-    found = fed_md_module.start(models, DIGEST, REVISIT, {"linear": trained})["linear"]
-    jax.tree.map(np.testing.assert_array_equal, found, fresh._replace(revisit_state=trained))
-    assert any(np.any(leaf) for leaf in jax.tree.leaves(trained))
-
-
 def test_public_labels_are_those_of_the_public_examples():
     """With more labels than examples the draw would give indices of examples that do not exist."""
     assert algorithm().data_set_sizes == {PUBLIC: len(PUBLIC_LABELS)}

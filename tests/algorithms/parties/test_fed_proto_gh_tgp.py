@@ -19,14 +19,9 @@ from fedcodist.algorithms.parties.fed_tgp import (
     margin_between,
 )
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups, in_client_order
-from fedcodist.algorithms.parties.prototypes import (
-    ClassSums,
-    Prototypes,
-    ServerTraining,
-    as_examples,
-    nearness,
-    prototypes_of,
-)
+from fedcodist.algorithms.parties.nearest_prototype import nearness
+from fedcodist.algorithms.parties.prototypes import ClassSums, Prototypes, prototypes_of
+from fedcodist.algorithms.parties.training_on_prototypes import ServerTraining, as_examples
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.layer_outputs import LayerOutputs, of_logits
 from fedcodist.core.local_training import LocalTraining

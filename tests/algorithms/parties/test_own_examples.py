@@ -8,7 +8,6 @@ import pytest
 from fedcodist.algorithms.parties.own_examples import LEAST_STEPS, label_sums
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import logits_of
-from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables
 
 CAPACITY, CLASSES = 80, 3
@@ -38,9 +37,8 @@ def test_sums_of_few_examples_in_small_steps(size, batch_size):
     start, count = jnp.int32(11), jnp.int32(size)
     columns = {"image": jnp.asarray(IMAGES), "fine": jnp.asarray(2 * LABELS + 1)}
     data = ClientData(columns, start, count, count, CAPACITY, ragged=False)
-    training = LocalTraining(preprocess=watched)
     sums, counts = jax.jit(
-        lambda: label_sums(model, Variables({}, {}), data, CLASSES, training, batch_size, logits_of)
+        lambda: label_sums(model, Variables({}, {}), data, CLASSES, watched, batch_size, logits_of)
     )()
     jax.effects_barrier()
     own = slice(11, 11 + size)

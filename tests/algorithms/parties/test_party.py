@@ -95,8 +95,53 @@ def test_what_is_sent_is_a_mean_and_what_is_reported_is_kept_apart():
     }
 
 
+@pytest.mark.parametrize("reduce", [None, sums()])
+def test_parties_of_all_architectures_send_arrays_of_the_same_shapes(reduce):
+    """[2, 3] and [1, 1] could be added, but their sum is nobody's."""
+
+    def send(model, message, state, data, key):
+        return PartyResult(state, {"num_steps": data.size}, sends=state)
+
+    states = {"pair": jnp.ones((2, 3)), "single": jnp.ones((1, 1))}
+    with pytest.raises(TypeError) as error:
+        run_parties(GROUPS, send, None, states, ROUND, jax.random.key(1), reduce=reduce)
+    assert str(error.value) == (
+        "parties of 'single' must send what those of 'pair' send: at [0] it has float32[1] in place of "
+        "float32[3]."
+    )
+
+
 def test_sums_are_not_divided():
     assert run_once(sums()).combined["size"] == 1 * 5 + 2 * 2 + 3 * 7
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda reduce: reduce,
+        lambda reduce: compressed_reduce(quantisation(16), reduce),
+        lambda reduce: secure_sum_reduce(3, 100.0, 3.0, reduce=reduce),
+    ],
+    ids=["alone", "quantised", "summed securely"],
+)
+def test_what_a_reduction_measures_is_a_metric_of_every_party(wrap):
+    """Also a reduction of one's own, within those of the library; not of a pass that sends nothing."""
+
+    def finalize(total, message, key):
+        aggregate = weighted_mean().finalize(total, message, key)
+        return aggregate._replace(metrics={"sum_of_weights": aggregate.weight})
+
+    reduce = wrap(weighted_mean()._replace(finalize=finalize))
+    found = run_once(reduce).metrics
+    for party, size in {"pair_0": 5, "pair_2": 7, "single": 2}.items():
+        np.testing.assert_allclose(found[f"{party}/sum_of_weights"], 6, rtol=1e-5)
+        assert found[f"{party}/size"] == size
+
+    def silent(*arguments):
+        return update(*arguments)._replace(sends=None)
+
+    again = run_parties(GROUPS, silent, None, STATES, ROUND, jax.random.key(1), reduce=reduce)
+    assert {name.partition("/")[2] for name in again.metrics} == {"size", "num_steps"}
 
 
 def test_a_reduction_gets_a_key_of_each_party_and_one_of_the_round():
@@ -126,8 +171,14 @@ ALGORITHMS = {
 }
 
 
-def round_of(algorithm, **others):
-    """One round, to be traced or run: state -> (state, metrics). `others` are public columns."""
+def round_of(algorithm, sizes=SIZES, **others):
+    """One round, to be traced or run: state -> (state, metrics).
+
+    Args:
+      algorithm: of the three parties.
+      sizes: how many of their examples the parties have.
+      others: public columns.
+    """
     private = FederatedData.from_arrays(COLUMNS, offsets=np.cumsum([0, *SIZES]))
     data = jax.tree.map(
         jnp.asarray, resident_data(private, {PUBLIC: {"image": PUBLIC_IMAGES, **others}})
@@ -137,6 +188,8 @@ def round_of(algorithm, **others):
     def round_(state):
         hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
         inputs = data.read(algorithm.select(0, key))
+        cohort = dataclasses.replace(inputs.cohorts[PARTIES], sizes=jnp.array(sizes))
+        inputs = dataclasses.replace(inputs, cohorts={PARTIES: cohort})
         state, _, metrics = algorithm.round(state, {}, Round(0, key, inputs), hyper)
         return state, metrics
 
@@ -184,6 +237,17 @@ OF_TARGETS = {
         GROUPS, PublicAnswers(9, 6), 2, 1 - np.eye(3), StepTraining(batch_size=2), training
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["ds_fl", "kt_pfl"])
+def test_a_distillation_without_a_step_has_no_loss(name):
+    """A party without examples takes none. A loss of 0 would count in means."""
+    algorithm = OF_TARGETS[name](LocalTraining(batch_size=3))
+    state = algorithm.init(jax.random.key(0))
+    _, metrics = jax.jit(round_of(algorithm, sizes=(5, 0, 7)))(state)
+    for loss in ("loss", "distillation_loss"):
+        assert np.isnan(metrics[f"single/{loss}"])
+        assert metrics[f"pair_0/{loss}"] > 0 and metrics[f"pair_2/{loss}"] > 0
 
 
 @pytest.mark.parametrize("name", OF_TARGETS)
