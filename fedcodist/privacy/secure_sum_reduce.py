@@ -119,7 +119,10 @@ def fixed_point_reduce(
         # `inner.prepare` may turn numbers in range into larger ones.
         leaves = _sent_leaves(prepared)
         is_larger = _any(leaves, lambda leaf: jnp.abs(leaf) > largest * (1 + 1e-6))
-        is_clipped = exceeds(result, value_range, max_weight) | is_larger
+        # An exact number of clipped clients is no part of what epsilon covers.
+        is_clipped = jnp.zeros((), bool)
+        if not is_private:
+            is_clipped = exceeds(result, value_range, max_weight) | is_larger
         # Integers have no NaN, so a client with NaN sends a flag beside the numbers.
         sent = (result.update, result.mutable, result.weight, result.extra, leaves)
         is_broken = _any(sent, lambda leaf: ~jnp.isfinite(leaf))

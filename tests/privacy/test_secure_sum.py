@@ -37,7 +37,7 @@ from fedcodist.models import MLP
 from fedcodist.privacy.private import private
 from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.privacy.secure_sum_bytes import agreement_bytes, vector_bytes
-from fedcodist.privacy.secure_sum_reduce import resolution, secure_sum_reduce
+from fedcodist.privacy.secure_sum_reduce import fixed_point_reduce, resolution, secure_sum_reduce
 from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.fedjax_adapter import as_fedjax
@@ -284,6 +284,16 @@ def test_without_metrics_nothing_is_told_about_clipping():
         outcome = run(secure_sum(inner, 4, value_range=3.0, max_weight=6.0))
         is_told = [any("clipped_share" in name for name in line) for line in outcome.records]
         assert any(is_told) == metrics
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_private_client_does_not_send_that_it_was_clipped(is_private):
+    """The exact number of such clients is no part of what epsilon covers."""
+    arguments = dict(value_range=1.0, max_weight=1.0, bits=32, masks=False, is_private=is_private)
+    reduce = fixed_point_reduce(weighted_mean(), 2, **arguments)
+    result = ClientResult({"a": jnp.array([5.0])}, {}, jnp.float32(1), None, {})
+    clipped, _ = reduce.prepare(result, jax.random.key(0)).flags
+    assert int(clipped.values) == (not is_private)
 
 
 def test_a_number_out_of_range_is_clipped_and_told():
