@@ -66,9 +66,9 @@ OF_AUTHORS = {
         *("complete", "directed_cycle", "islands", "random_graph", "time_varying", "adjacency"),
         *("cut", "at_round", "mean_over_neighbours"),
     ],
-    "distillation.loop": [
-        *("distill", "frozen", "unlabelled_indices", "check_distillation"),
-    ],
+    "distillation.loop": ["distill", "frozen"],
+    "distillation.settings": ["check_distillation"],
+    "distillation.unlabelled_batches": ["unlabelled_indices"],
     "distillation.divergences": ["kl_divergence", "softened"],
     "distillation.ensembles": ["mean_logits"],
     "config.registry": ["Entry", "register"],

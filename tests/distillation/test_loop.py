@@ -19,8 +19,10 @@ from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data import augmentation
 from fedcodist.distillation.divergences import kl_divergence
-from fedcodist.distillation.loop import Distillation, batch_of_step, batches_of_steps, distill
+from fedcodist.distillation.loop import distill
 from fedcodist.distillation.loop import frozen as as_teacher
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import batch_of_step, batches_of_steps
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import MLP
 

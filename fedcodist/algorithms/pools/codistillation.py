@@ -17,16 +17,10 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import Round
 from fedcodist.core.model import Variables
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    Distilled,
-    check_distillation,
-    distill,
-    frozen,
-    label_targets,
-    label_teacher,
-)
+from fedcodist.distillation.label_teacher import label_targets, label_teacher
+from fedcodist.distillation.loop import Distilled, distill, frozen
+from fedcodist.distillation.settings import Distillation, check_distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 
 PyTree = Any
 _LABELS = "data/labels"  # a name among teachers; no pool's name contains '/'
