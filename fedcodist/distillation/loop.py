@@ -30,7 +30,10 @@ DistillationCarry = tuple[dict[str, Variables], dict[str, PyTree]]
 
 
 class Distilled(NamedTuple):
-    """The students after distillation, and their losses in the first and the last step."""
+    """The students after distillation, and their losses in the first and the last step.
+
+    The losses are NaN without steps.
+    """
 
     students: dict[str, Variables]
     first_loss: dict[str, jax.Array]
@@ -85,7 +88,7 @@ def distill(
         divergence,
     )
     if settings.steps == 0:
-        nothing = {name: jnp.zeros(()) for name in students}
+        nothing = {name: jnp.full((), jnp.nan) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
     first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))

@@ -344,6 +344,10 @@ def test_no_steps_change_nothing():
     settings_ = Distillation(steps=0, batch_size=BATCH)
     result = distill(MODELS, start, {}, None, none, KEY, {"a": 0.1, "b": 0.1}, settings_)
     jax.tree.map(np.testing.assert_array_equal, result.students, start)
+    # A loss of 0 would be that of students who agree with their targets.
+    for losses in (result.first_loss, result.last_loss):
+        assert set(losses) == set(start)
+        assert all(np.isnan(loss) for loss in losses.values())
 
 
 # A batch dealt to devices.

@@ -97,7 +97,7 @@ def check_codistillation(
 
 
 def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict[str, jax.Array]:
-    """`<pool>/distillation_loss_first` and `_last`; NaN in a round without codistillation."""
+    """`<pool>/distillation_loss_first` and `_last`; NaN in a round without steps of distillation."""
     metrics: dict[str, jax.Array] = {}
     for name in pools:
         first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
