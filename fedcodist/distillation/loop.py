@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedcodist.core import keys
+from fedcodist.core.checks import check_function
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import Examples
@@ -16,15 +17,18 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
-from fedcodist.distillation.divergences import Divergence, check_classes
+from fedcodist.distillation.divergences import check_classes
 from fedcodist.distillation.settings import Distillation, divergence_of
 from fedcodist.distillation.unlabelled_batches import batches_of_steps, part_of_batch
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
 Teacher = Callable[[Batch], Any]
-# (student's name, every teacher's outputs on a batch) -> target probabilities
-Targets = Callable[[str, Mapping[str, Any]], jax.Array]
+# (student's name, every teacher's outputs on a batch) -> target probabilities, or with an `outputs_of`
+# of one's own whatever the divergence reads
+Targets = Callable[[str, Mapping[str, Any]], Any]
+# (what `outputs_of` keeps of a student's outputs, target) -> divergence per example
+Comparison = Callable[[Any, Any], jax.Array]
 # The carry of a distillation's steps: (students, states of their optimizers).
 DistillationCarry = tuple[dict[str, Variables], dict[str, PyTree]]
 
@@ -50,7 +54,8 @@ def distill(
     learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    divergence: Comparison | None = None,
+    outputs_of: Callable[[Any], Any] = logits_of,
 ) -> Distilled:
     """Trains every student towards soft targets that are computed from the teachers' outputs.
 
@@ -70,10 +75,13 @@ def distill(
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
-      divergence: of a student's logits from its target; by default `divergence_of(settings)`.
+      divergence: of a student's logits from its target, [batch]; by default `divergence_of(settings)`.
+      outputs_of: what a student's outputs are compared by; by default its logits. Another function may
+        keep hidden layers too, such as the embedding of networks of `headed`. Then `targets` may return
+        any pytree, and `divergence`, which must be given, gets (outputs_of(student's outputs), target).
 
     Raises:
-      ValueError: a student's outputs, or a setting of mixup, do not fit.
+      ValueError: a student's outputs, a divergence or a setting of mixup do not fit.
     """
     start, step = distillation_loop(
         models,
@@ -86,6 +94,7 @@ def distill(
         settings,
         axis_name,
         divergence,
+        outputs_of,
     )
     if settings.steps == 0:
         nothing = {name: jnp.full((), jnp.nan) for name in students}
@@ -105,7 +114,8 @@ def distillation_loop(
     learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    divergence: Comparison | None = None,
+    outputs_of: Callable[[Any], Any] = logits_of,
 ) -> tuple[
     DistillationCarry,
     Callable[[DistillationCarry, jax.Array], tuple[DistillationCarry, dict[str, jax.Array]]],
@@ -118,6 +128,11 @@ def distillation_loop(
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     _check_mixed_column(models, settings)
+    check_function("outputs_of", outputs_of, ("outputs",), "what divergence compares")
+    if divergence is None and outputs_of is not logits_of:
+        raise ValueError(
+            "divergence must be given with outputs_of, got None: those of the settings compare logits."
+        )
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Devices must not use the same dropout for their parts, so dropout depends on their number.
     devices, device = this_device(axis_name)
@@ -132,7 +147,7 @@ def distillation_loop(
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
-        summed_divergence = _divergence_from(students, outputs, targets, loss_of)
+        summed_divergence = _divergence_from(students, outputs, targets, loss_of, outputs_of)
         num_positions = _num_positions(outputs, mask)
 
         def loss(
@@ -153,9 +168,8 @@ def distillation_loop(
                     mask=mask,
                     axis_name=axis_name,
                 )
-                losses[name] = (
-                    summed_divergence(name, logits_of(student_outputs), mask) / settings.batch_size
-                )
+                compared = outputs_of(student_outputs)
+                losses[name] = summed_divergence(name, compared, mask) / settings.batch_size
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
@@ -189,9 +203,11 @@ def distillation_loop(
     return start, step
 
 
-def frozen(model: Model, variables: Variables) -> Teacher:
-    """A model as a teacher: its outputs in evaluation mode."""
-    return lambda batch: logits_of(model.apply(variables, batch)[0])
+def frozen(
+    model: Model, variables: Variables, outputs_of: Callable[[Any], Any] = logits_of
+) -> Teacher:
+    """A model as a teacher: its logits in evaluation mode, or what `outputs_of` keeps of its outputs."""
+    return lambda batch: outputs_of(model.apply(variables, batch)[0])
 
 
 def _check_mixed_column(models: Mapping[str, Model], settings: Distillation) -> None:
@@ -208,30 +224,61 @@ def _divergence_from(
     students: Mapping[str, Variables],
     outputs: Mapping[str, Any],
     targets: Targets,
-    loss_of: Divergence,
+    loss_of: Comparison,
+    outputs_of: Callable[[Any], Any],
 ) -> Callable[[str, Any, jax.Array], jax.Array]:
     """Returns (student's name, its outputs, mask) -> sum of divergences from the teachers' targets.
 
     For Readouts the sum is over positions too, and the logits of the whole batch are never computed.
     """
-    if not isinstance(next(iter(outputs.values())), Readout):
-        for name, logits in outputs.items():
-            if jnp.ndim(logits) != 2:
-                raise ValueError(
-                    f"the model of {name!r} must return logits [batch, classes] to distill, or a "
-                    f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
-                )
-            check_classes(logits)
-        batch_targets = {name: targets(name, outputs) for name in students}
-        return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
+    compares_logits = outputs_of is logits_of
+    if compares_logits and isinstance(next(iter(outputs.values())), Readout):
 
-    def over_positions(name: str, student: Readout, mask: jax.Array) -> jax.Array:
-        student = student._replace(weights=student.weights * mask[:, None])
-        return total_in_chunks(
-            lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
+        def over_positions(name: str, student: Readout, mask: jax.Array) -> jax.Array:
+            student = student._replace(weights=student.weights * mask[:, None])
+            return total_in_chunks(
+                lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
+            )
+
+        return over_positions
+
+    for name, answer in outputs.items():
+        if compares_logits:
+            _check_logits(name, answer)
+        else:
+            _check_arrays(f"teacher {name!r} must return arrays with outputs_of", answer)
+    batch_targets = {name: targets(name, outputs) for name in students}
+
+    def over_examples(name: str, student: Any, mask: jax.Array) -> jax.Array:
+        if not compares_logits:
+            _check_arrays(f"outputs_of must return arrays for student {name!r}", student)
+        values = jnp.asarray(loss_of(student, batch_targets[name]))
+        if values.shape != mask.shape:
+            raise ValueError(
+                f"divergence must return one number per example, {list(mask.shape)}, got "
+                f"{list(values.shape)}."
+            )
+        return jnp.sum(values * mask)
+
+    return over_examples
+
+
+def _check_logits(name: str, logits: Any) -> None:
+    if jnp.ndim(logits) != 2:
+        raise ValueError(
+            f"the model of {name!r} must return logits [batch, classes] to distill, or a "
+            f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
         )
+    check_classes(logits)
 
-    return over_positions
+
+def _check_arrays(promise: str, outputs: Any) -> None:
+    """Raises ValueError for a Readout, which only the comparison of logits can compute in chunks."""
+    is_readout = lambda node: isinstance(node, Readout)
+    if any(map(is_readout, jax.tree.leaves(outputs, is_leaf=is_readout))):
+        raise ValueError(
+            f"{promise}, got a fedcodist.core.readout.Readout: take arrays of it, such as its features."
+        )
 
 
 def _num_positions(outputs: Mapping[str, Any], mask: jax.Array) -> jax.Array | None:
