@@ -31,7 +31,7 @@ ROOMS = {
 OF_AUTHORS = {
     "core.local_training": ["TrainedClient"],
     "core.keys": ["derive"],
-    "core.inputs": ["Round", "ClientData"],
+    "core.inputs": ["Round", "ClientData", "Examples"],
     "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
     "core.method": ["ClientModels", "PersonalModel", "single_model"],
@@ -45,6 +45,7 @@ OF_AUTHORS = {
         *("assemble", "check_pools", "check_class_counts", "check_client_models"),
     ],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
+    "algorithms.pools.codistillation": ["codistill", "codistillation_targets"],
     "algorithms.parties.party": [
         *(
             "run_parties",
