@@ -150,7 +150,8 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     from fedcodist.distillation.divergences import kl_divergence, softened
     from fedcodist.distillation.divergences import softened_target as target
     from fedcodist.distillation.ensembles import equal_weights, mean_logits
-    from fedcodist.distillation.loop import Distillation, distill
+    from fedcodist.distillation.loop import distill
+    from fedcodist.distillation.settings import Distillation
     from fedcodist.models import cnn, resnet
 
     size, create = {

@@ -163,7 +163,7 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     from fedcodist.core.local_training import LocalTraining
     from fedcodist.core.model import from_flax_linen
     from fedcodist.data import augmentation
-    from fedcodist.distillation.loop import Distillation
+    from fedcodist.distillation.settings import Distillation
     from fedcodist.models import cnn
 
     networks = {"small": cnn.small_cnn, "large": cnn.large_cnn}

@@ -126,7 +126,7 @@ def prepare(
 
     from fedcodist.algorithms.parties.shared_examples import PUBLIC
     from fedcodist.core.client_states import device_client_states
-    from fedcodist.distillation.loop import UNLABELLED
+    from fedcodist.distillation.unlabelled_batches import UNLABELLED
     from fedcodist.run.programs import all_devices, build_programs, replicate, replicate_data
     from fedcodist.run.sources import resident_data
 
@@ -253,7 +253,8 @@ def make_algorithm(inputs: work.Inputs, federated, at_once: bool):
     from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
     from fedcodist.core.for_each_client import Execution
     from fedcodist.core.inputs import Selection
-    from fedcodist.distillation.loop import UNLABELLED, Distillation
+    from fedcodist.distillation.settings import Distillation
+    from fedcodist.distillation.unlabelled_batches import UNLABELLED
 
     if method_of(inputs) == "fed_md":  # every architecture has one party
         return make_fed_md(inputs)
@@ -308,7 +309,7 @@ def make_fed_sdd(inputs: work.Inputs, pools, federated, steps: int, execution):
     import optax
 
     from fedcodist.algorithms.pools.fed_sdd import FedSDDHyper, fed_sdd
-    from fedcodist.distillation.loop import Distillation
+    from fedcodist.distillation.settings import Distillation
 
     first = next(iter(pools.values()))
     everyone = np.concatenate([pool.clients for pool in pools.values()])

@@ -31,7 +31,7 @@ ROOMS = {
 OF_AUTHORS = {
     "core.local_training": ["TrainedClient"],
     "core.keys": ["derive"],
-    "core.inputs": ["Round", "ClientData"],
+    "core.inputs": ["Round", "ClientData", "Examples"],
     "core.batches": ["one_view", "beside_targets"],
     "core.communication": ["Communication", "tree_bytes"],
     "core.parts": ["choice_of"],
@@ -46,6 +46,7 @@ OF_AUTHORS = {
         *("assemble", "check_pools", "check_class_counts", "check_sends_models"),
     ],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
+    "algorithms.pools.codistillation": ["codistill", "codistillation_targets"],
     "algorithms.parties.party": [
         *(
             "run_parties",
@@ -74,9 +75,9 @@ OF_AUTHORS = {
         *("complete", "directed_cycle", "islands", "random_graph", "time_varying", "adjacency"),
         *("cut", "at_round", "mean_over_neighbours", "check_neighbours"),
     ],
-    "distillation.loop": [
-        *("distill", "frozen", "unlabelled_indices", "check_distillation"),
-    ],
+    "distillation.loop": ["distill", "frozen"],
+    "distillation.settings": ["check_distillation"],
+    "distillation.unlabelled_batches": ["unlabelled_indices"],
     "distillation.divergences": ["kl_divergence", "softened"],
     "distillation.ensembles": ["mean_logits"],
     "config.registry": ["Entry", "register"],

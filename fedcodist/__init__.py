@@ -22,7 +22,7 @@ _MODULE_OF = {
     "DecentralisedPeriodicHyper": "algorithms.graph.decentralised_periodic_codistillation",
     "Decision": "run.callbacks",
     "DepthFLHyper": "algorithms.pools.depth_fl",
-    "Distillation": "distillation.loop",
+    "Distillation": "distillation.settings",
     "DittoHyper": "algorithms.clients.ditto",
     "DSFLHyper": "algorithms.parties.ds_fl",
     "EarlyStopping": "distillation.early_stopping",

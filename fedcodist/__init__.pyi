@@ -154,7 +154,7 @@ from fedcodist.data.within_clients import train_test_within_clients as train_tes
 from fedcodist.data.within_clients import unseen_clients as unseen_clients
 from fedcodist.datasets.digits import load_digits_federated as load_digits_federated
 from fedcodist.distillation.early_stopping import EarlyStopping as EarlyStopping
-from fedcodist.distillation.loop import Distillation as Distillation
+from fedcodist.distillation.settings import Distillation as Distillation
 from fedcodist.distillation.validation import ValidationData as ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging as WeightAveraging
 from fedcodist.models.exits import with_exits as with_exits

@@ -10,7 +10,8 @@ from fedcodist.core import batches
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.inputs import Examples
-from fedcodist.distillation.loop import Distillation, Teacher
+from fedcodist.distillation.loop import Teacher
+from fedcodist.distillation.settings import Distillation
 
 # A preprocessing that flips a coin for each batch passes with a chance of two in 2^32.
 _COMPARED_KEYS = 32

@@ -7,12 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.model import Variables
-from fedcodist.distillation.loop import (
-    Distillation,
-    DistillationCarry,
-    agree_on_mutable,
-    distillation_loop,
-)
+from fedcodist.distillation.loop import DistillationCarry, agree_on_mutable, distillation_loop
+from fedcodist.distillation.settings import Distillation
 
 # (training; student's name -> best variables, -> their accuracy, -> their step; steps done)
 Search = tuple[

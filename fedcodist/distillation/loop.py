@@ -1,4 +1,4 @@
-"""Distillation: soft targets, losses, and the loop in which students learn from teachers."""
+"""Distillation: the loop in which students learn from teachers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,103 +8,40 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core import batches, keys
-from fedcodist.core.batches import Preprocess, check_preprocess
-from fedcodist.core.checks import check_integer, check_number, check_stream
+from fedcodist.core import keys
+from fedcodist.core.checks import check_function
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import Examples
-from fedcodist.core.labels import class_labels
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.model import Batch, Model, Variables
-from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
-from fedcodist.core.shuffling import permuted_positions, stream_positions
-from fedcodist.data import augmentation
-from fedcodist.distillation.divergences import (
-    DIVERGENCES,
-    KL,
-    Divergence,
-    check_classes,
-    kl_divergence,
-    own_divergence,
-)
+from fedcodist.distillation.divergences import check_classes
+from fedcodist.distillation.settings import Distillation, divergence_of
+from fedcodist.distillation.unlabelled_batches import batches_of_steps, part_of_batch
 
 PyTree = Any
 # A frozen model, or an ensemble of them, in evaluation mode: batch -> outputs.
 Teacher = Callable[[Batch], Any]
-# (student's name, every teacher's outputs on a batch) -> target probabilities
-Targets = Callable[[str, Mapping[str, Any]], jax.Array]
+# (student's name, every teacher's outputs on a batch) -> target probabilities, or with an `outputs_of`
+# of one's own whatever the divergence reads
+Targets = Callable[[str, Mapping[str, Any]], Any]
+# (what `outputs_of` keeps of a student's outputs, target) -> divergence per example
+Comparison = Callable[[Any, Any], jax.Array]
 # The carry of a distillation's steps: (students, states of their optimizers).
 DistillationCarry = tuple[dict[str, Variables], dict[str, PyTree]]
-UNLABELLED = "unlabelled"
-LABEL = "label"  # the column of labels, for `label_teacher`
-# Columns that mixup adds for the labels: those of the partners, and the share of the batch's own.
-PARTNER_LABEL, OWN_SHARE = "partner_label", "own_share"
-
-
-class Mixing(NamedTuple):
-    """What mixup draws for a batch, or for this device's part of it.
-
-    Attributes:
-      partners: int32 [part], positions in the whole batch of the examples that are mixed in.
-      coefficient: the share of the batch's own examples.
-    """
-
-    partners: jax.Array
-    coefficient: jax.Array
-
-
-class Distillation(NamedTuple):
-    """How students are trained on unlabelled data.
-
-    Attributes:
-      steps: optimizer steps of one distillation.
-      batch_size: unlabelled examples per step.
-      optimizer: learning rate -> optax optimizer; every distillation starts with a fresh state.
-      direction: 'forward' for KL(target || student), 'reverse' for KL(student || target). It must be
-        'forward' if `divergence` is not 'kl'.
-      mixup_beta: mixup coefficients are drawn from Beta(beta, beta); 0 switches mixup off.
-      preprocess: (batch, key, positions) -> batch, before mixup.
-      inputs: the column of the network's inputs.
-      divergence: the students' loss: 'kl', 'jensen_shannon' or 'mean_squared_logits' (see
-        `fedcodist.distillation.divergences`), or a function (student logits [batch, classes], target
-        probabilities [batch, classes]) -> [batch].
-    """
-
-    steps: int
-    batch_size: int = 128
-    optimizer: OptimizerFactory = lambda rate: optax.adam(rate, eps=1e-5)
-    direction: str = "forward"
-    mixup_beta: float = 2.0
-    preprocess: Preprocess = lambda batch, key, positions: batch
-    inputs: str = "image"
-    divergence: str | Divergence = KL
 
 
 class Distilled(NamedTuple):
-    """The students after distillation, and their losses in the first and the last step."""
+    """The students after distillation, and their losses in the first and the last step.
+
+    The losses are NaN without steps.
+    """
 
     students: dict[str, Variables]
     first_loss: dict[str, jax.Array]
     last_loss: dict[str, jax.Array]
-
-
-def check_distillation(distillation: Distillation, num_unlabelled: int) -> None:
-    """Raises ValueError or TypeError that names the setting which is not allowed."""
-    check_stream(
-        "distillation.batch_size",
-        distillation.batch_size,
-        "distillation.steps",
-        distillation.steps,
-        low=0,
-    )
-    check_integer("num_unlabelled", num_unlabelled, low=1)
-    check_factory("distillation.optimizer", distillation.optimizer)
-    check_preprocess("distillation.preprocess", distillation.preprocess)
-    check_number("distillation.mixup_beta", distillation.mixup_beta, low=0)
-    divergence_of(distillation)
 
 
 def distill(
@@ -117,7 +54,8 @@ def distill(
     learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    divergence: Comparison | None = None,
+    outputs_of: Callable[[Any], Any] = logits_of,
 ) -> Distilled:
     """Trains every student towards soft targets that are computed from the teachers' outputs.
 
@@ -137,10 +75,13 @@ def distill(
       learning_rates: student's name -> learning rate, may be traced.
       settings: steps, batch size, optimizer and augmentation.
       axis_name: mesh axis whose devices share the batch, or None.
-      divergence: of a student's logits from its target; by default `divergence_of(settings)`.
+      divergence: of a student's logits from its target, [batch]; by default `divergence_of(settings)`.
+      outputs_of: what a student's outputs are compared by; by default its logits. Another function may
+        keep hidden layers too, such as the embedding of networks of `headed`. Then `targets` may return
+        any pytree, and `divergence`, which must be given, gets (outputs_of(student's outputs), target).
 
     Raises:
-      ValueError: a student's outputs, or a setting of mixup, do not fit.
+      ValueError: a student's outputs, a divergence or a setting of mixup do not fit.
     """
     start, step = distillation_loop(
         models,
@@ -153,9 +94,10 @@ def distill(
         settings,
         axis_name,
         divergence,
+        outputs_of,
     )
     if settings.steps == 0:
-        nothing = {name: jnp.zeros(()) for name in students}
+        nothing = {name: jnp.full((), jnp.nan) for name in students}
         return Distilled(dict(students), nothing, nothing)
     (trained, _), losses = jax.lax.scan(step, start, jnp.arange(settings.steps))
     first, last = ({name: by_step[index] for name, by_step in losses.items()} for index in (0, -1))
@@ -172,7 +114,8 @@ def distillation_loop(
     learning_rates: Mapping[str, Any],
     settings: Distillation,
     axis_name: str | None = None,
-    divergence: Divergence | None = None,
+    divergence: Comparison | None = None,
+    outputs_of: Callable[[Any], Any] = logits_of,
 ) -> tuple[
     DistillationCarry,
     Callable[[DistillationCarry, jax.Array], tuple[DistillationCarry, dict[str, jax.Array]]],
@@ -185,6 +128,11 @@ def distillation_loop(
     """
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     _check_mixed_column(models, settings)
+    check_function("outputs_of", outputs_of, ("outputs",), "what divergence compares")
+    if divergence is None and outputs_of is not logits_of:
+        raise ValueError(
+            "divergence must be given with outputs_of, got None: those of the settings compare logits."
+        )
     optimizers = {name: settings.optimizer(learning_rates[name]) for name in students}
     # Devices must not use the same dropout for their parts, so dropout depends on their number.
     devices, device = this_device(axis_name)
@@ -199,7 +147,7 @@ def distillation_loop(
         outputs = {
             name: jax.lax.stop_gradient(teacher(batch)) for name, teacher in teachers.items()
         }
-        summed_divergence = _divergence_from(students, outputs, targets, loss_of)
+        summed_divergence = _divergence_from(students, outputs, targets, loss_of, outputs_of)
         num_positions = _num_positions(outputs, mask)
 
         def loss(
@@ -220,9 +168,8 @@ def distillation_loop(
                     mask=mask,
                     axis_name=axis_name,
                 )
-                losses[name] = (
-                    summed_divergence(name, logits_of(student_outputs), mask) / settings.batch_size
-                )
+                compared = outputs_of(student_outputs)
+                losses[name] = summed_divergence(name, compared, mask) / settings.batch_size
             return sum(losses.values()), (losses, mutable)
 
         params = {name: variables[name].params for name in students}
@@ -256,92 +203,11 @@ def distillation_loop(
     return start, step
 
 
-def unlabelled_indices(
-    key: jax.Array, index: jax.Array, distillation: Distillation, num_unlabelled: int
-) -> jax.Array:
-    """Indices of the unlabelled examples of distillation number `index`, int32 [steps, batch_size].
-
-    The unlabelled data are one endless reshuffled stream over the whole run: a distillation continues
-    where the previous one stopped.
-    """
-    size = distillation.steps * distillation.batch_size
-    start = jnp.asarray(index, jnp.uint32) * size
-    indices = stream_positions(keys.derive(key, "unlabelled"), start, size, num_unlabelled)
-    return indices.reshape(distillation.steps, distillation.batch_size)
-
-
-def frozen(model: Model, variables: Variables) -> Teacher:
-    """A model as a teacher: its outputs in evaluation mode."""
-    return lambda batch: logits_of(model.apply(variables, batch)[0])
-
-
-def label_teacher(model: Model, variables: Variables) -> Teacher:
-    """A teacher that returns the examples' labels, such as those of a labelled distillation set.
-
-    It returns one-hot labels [batch, classes], mixed as mixup mixes the inputs. If the model returns a
-    Readout, it returns the labels of all positions, int [batch, positions], since one-hot vectors would
-    be as large as the logits: see `label_targets`.
-
-    Args:
-      model, variables: any of the models, from which the number of classes follows.
-
-    Raises:
-      ValueError: names the column, if a batch has no labels or labels of another form.
-    """
-
-    def answer(batch: Batch) -> jax.Array:
-        if LABEL not in batch:
-            raise ValueError(
-                f"data set {UNLABELLED!r} must have a column {LABEL!r} for targets with labels, it has "
-                f"{sorted(batch)}."
-            )
-        outputs = jax.eval_shape(lambda: logits_of(model.apply(variables, batch)[0]))
-        if isinstance(outputs, Readout):
-            return batch[LABEL]
-        classes = outputs.shape[-1]
-        one_hot = lambda name: label_targets(class_labels(batch[name], classes, name=name), classes)
-        if PARTNER_LABEL not in batch:
-            return one_hot(LABEL)
-        share = batch[OWN_SHARE][:, None]
-        return augmentation.mixup(one_hot(LABEL), one_hot(PARTNER_LABEL), share)
-
-    return answer
-
-
-def label_targets(labels: jax.Array, classes: int) -> jax.Array:
-    """Target probabilities [..., classes] from the outputs of `label_teacher`."""
-    if jnp.issubdtype(labels.dtype, jnp.integer):
-        return jax.nn.one_hot(labels, classes)
-    return labels
-
-
-def divergence_of(distillation: Distillation) -> Divergence:
-    """The loss (student logits, target probabilities) -> divergence per example.
-
-    Raises:
-      ValueError, TypeError: names `divergence` or `direction`, and what is allowed.
-    """
-    named, direction = distillation.divergence, distillation.direction
-    if direction not in ("forward", "reverse"):
-        raise ValueError(
-            f"distillation.direction must be 'forward' or 'reverse', got {direction!r}."
-        )
-    kl = kl_divergence(direction)
-    if named == KL:
-        return kl
-    if direction != "forward":
-        raise ValueError(
-            f"distillation.direction must be 'forward' where distillation.divergence is not {KL!r}, "
-            f"got {direction!r}."
-        )
-    if callable(named):
-        return own_divergence("distillation.divergence", named)
-    if named not in DIVERGENCES:
-        raise ValueError(
-            f"distillation.divergence must be one of {(KL, *DIVERGENCES)} or a function, got "
-            f"{named!r}."
-        )
-    return DIVERGENCES[named]
+def frozen(
+    model: Model, variables: Variables, outputs_of: Callable[[Any], Any] = logits_of
+) -> Teacher:
+    """A model as a teacher: its logits in evaluation mode, or what `outputs_of` keeps of its outputs."""
+    return lambda batch: outputs_of(model.apply(variables, batch)[0])
 
 
 def _check_mixed_column(models: Mapping[str, Model], settings: Distillation) -> None:
@@ -358,30 +224,61 @@ def _divergence_from(
     students: Mapping[str, Variables],
     outputs: Mapping[str, Any],
     targets: Targets,
-    loss_of: Divergence,
+    loss_of: Comparison,
+    outputs_of: Callable[[Any], Any],
 ) -> Callable[[str, Any, jax.Array], jax.Array]:
     """Returns (student's name, its outputs, mask) -> sum of divergences from the teachers' targets.
 
     For Readouts the sum is over positions too, and the logits of the whole batch are never computed.
     """
-    if not isinstance(next(iter(outputs.values())), Readout):
-        for name, logits in outputs.items():
-            if jnp.ndim(logits) != 2:
-                raise ValueError(
-                    f"the model of {name!r} must return logits [batch, classes] to distill, or a "
-                    f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
-                )
-            check_classes(logits)
-        batch_targets = {name: targets(name, outputs) for name in students}
-        return lambda name, student, mask: jnp.sum(loss_of(student, batch_targets[name]) * mask)
+    compares_logits = outputs_of is logits_of
+    if compares_logits and isinstance(next(iter(outputs.values())), Readout):
 
-    def over_positions(name: str, student: Readout, mask: jax.Array) -> jax.Array:
-        student = student._replace(weights=student.weights * mask[:, None])
-        return total_in_chunks(
-            lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
+        def over_positions(name: str, student: Readout, mask: jax.Array) -> jax.Array:
+            student = student._replace(weights=student.weights * mask[:, None])
+            return total_in_chunks(
+                lambda logits, of_chunk: loss_of(logits, targets(name, of_chunk)), student, outputs
+            )
+
+        return over_positions
+
+    for name, answer in outputs.items():
+        if compares_logits:
+            _check_logits(name, answer)
+        else:
+            _check_arrays(f"teacher {name!r} must return arrays with outputs_of", answer)
+    batch_targets = {name: targets(name, outputs) for name in students}
+
+    def over_examples(name: str, student: Any, mask: jax.Array) -> jax.Array:
+        if not compares_logits:
+            _check_arrays(f"outputs_of must return arrays for student {name!r}", student)
+        values = jnp.asarray(loss_of(student, batch_targets[name]))
+        if values.shape != mask.shape:
+            raise ValueError(
+                f"divergence must return one number per example, {list(mask.shape)}, got "
+                f"{list(values.shape)}."
+            )
+        return jnp.sum(values * mask)
+
+    return over_examples
+
+
+def _check_logits(name: str, logits: Any) -> None:
+    if jnp.ndim(logits) != 2:
+        raise ValueError(
+            f"the model of {name!r} must return logits [batch, classes] to distill, or a "
+            f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
         )
+    check_classes(logits)
 
-    return over_positions
+
+def _check_arrays(promise: str, outputs: Any) -> None:
+    """Raises ValueError for a Readout, which only the comparison of logits can compute in chunks."""
+    is_readout = lambda node: isinstance(node, Readout)
+    if any(map(is_readout, jax.tree.leaves(outputs, is_leaf=is_readout))):
+        raise ValueError(
+            f"{promise}, got a fedcodist.core.readout.Readout: take arrays of it, such as its features."
+        )
 
 
 def _num_positions(outputs: Mapping[str, Any], mask: jax.Array) -> jax.Array | None:
@@ -401,7 +298,7 @@ def agree_on_mutable(
     """
     if axis_name is None:
         return dict(students)
-    first, share = _part_of_batch(batch_size, axis_name)
+    first, share = part_of_batch(batch_size, axis_name)
     has_examples, count = first < batch_size, -(-batch_size // share)
     # The statistics of padding only may be NaN.
     own = jax.tree.map(
@@ -411,91 +308,3 @@ def agree_on_mutable(
     total = sum_over_devices(own, axis_name)
     mean = jax.tree.map(lambda leaf: (leaf / count).astype(leaf.dtype), total)
     return {name: values._replace(mutable=mean[name]) for name, values in students.items()}
-
-
-def _part_of_batch(batch_size: int, axis_name: str | None) -> tuple[jax.Array, int]:
-    """This device's first position in a batch, which may lie beyond it, and how many it takes."""
-    devices, device = this_device(axis_name)
-    share = -(-batch_size // devices)
-    return device * share, share
-
-
-def batches_of_steps(
-    unlabelled: Examples, key: jax.Array, settings: Distillation, axis_name: str | None
-) -> Callable[[jax.Array], tuple[dict[str, jax.Array], jax.Array]]:
-    """The function step's index -> `batch_of_step`; `key` is the distillation's.
-
-    It draws what mixup needs for all steps at once. The draws are loops of unknown length, and within a
-    step a GPU waits at each of their turns until the host has read whether there is another one.
-    """
-    step_key = lambda index: keys.derive(key, index)
-    drawn = None
-    if settings.mixup_beta > 0:
-        steps = jnp.arange(settings.steps)
-        drawn = jax.vmap(lambda index: mixing_of_step(step_key(index), settings, axis_name))(steps)
-
-    def batch_at(index: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        mixing = jax.tree.map(lambda leaf: leaf[index], drawn)
-        return batch_of_step(unlabelled, index, step_key(index), settings, axis_name, mixing)
-
-    return batch_at
-
-
-def mixing_of_step(key: jax.Array, settings: Distillation, axis_name: str | None) -> Mixing:
-    """Draws a step's partners and coefficient; `key` is the step's."""
-    # Partners come from the whole batch, not from this device's part of it.
-    positions, _ = _positions(settings.batch_size, axis_name)
-    return Mixing(
-        permuted_positions(keys.derive(key, "partner"), positions, settings.batch_size),
-        augmentation.mixup_coefficient(keys.derive(key, "mixup"), settings.mixup_beta),
-    )
-
-
-def batch_of_step(
-    unlabelled: Examples,
-    index: jax.Array,
-    key: jax.Array,
-    settings: Distillation,
-    axis_name: str | None,
-    mixing: Mixing | None = None,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """This device's part of a step's batch, preprocessed and mixed, and its mask [part].
-
-    Without `mixing`, mixup draws it from the step's key.
-    """
-    positions, mask = _positions(settings.batch_size, axis_name)
-
-    def part(positions: jax.Array) -> dict[str, jax.Array]:
-        indices, input_key = unlabelled.indices[index][positions], keys.derive(key, "input")
-        return batches.read(unlabelled.columns, indices, settings.preprocess, input_key, positions)
-
-    batch = part(positions)
-    if settings.mixup_beta > 0:
-        if settings.inputs not in batch:
-            raise ValueError(
-                f"the data of a distillation must have the column {settings.inputs!r}, which mixup "
-                f"mixes (distillation.inputs), they have {sorted(batch)} after preprocessing."
-            )
-        if not jnp.issubdtype(batch[settings.inputs].dtype, jnp.floating):
-            raise ValueError(
-                f"distillation.mixup_beta must be 0 for {settings.inputs!r}, which are "
-                f"{batch[settings.inputs].dtype} and cannot be mixed, got {settings.mixup_beta}."
-            )
-        if mixing is None:
-            mixing = mixing_of_step(key, settings, axis_name)
-        partners, coefficient = mixing
-        coefficient = coefficient.astype(batch[settings.inputs].dtype)
-        partner = part(partners)
-        mixed = augmentation.mixup(batch[settings.inputs], partner[settings.inputs], coefficient)
-        if LABEL in batch:
-            own_share = jnp.full(len(mask), coefficient)
-            batch = {**batch, PARTNER_LABEL: partner[LABEL], OWN_SHARE: own_share}
-        batch = {**batch, settings.inputs: mixed}
-    return batch, mask
-
-
-def _positions(batch_size: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
-    """Positions of this device's part in a batch, the last one for padding, and its mask, [part]."""
-    first, share = _part_of_batch(batch_size, axis_name)
-    positions = first + jnp.arange(share)
-    return jnp.minimum(positions, batch_size - 1), (positions < batch_size).astype(jnp.float32)

@@ -11,13 +11,13 @@ from fedcodist.core.devices import this_device
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.loop import (
-    Distillation,
     DistillationCarry,
     Distilled,
     agree_on_mutable,
-    batches_of_steps,
     distillation_loop,
 )
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import batches_of_steps
 
 PyTree = Any
 

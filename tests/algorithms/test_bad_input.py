@@ -16,7 +16,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import linear_decay
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.sources import resident_data
 

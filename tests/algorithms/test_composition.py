@@ -21,7 +21,8 @@ from fedcodist.core.client_states import device_client_states
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import MLP
 from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data

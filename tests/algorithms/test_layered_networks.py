@@ -35,7 +35,8 @@ from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, run_experiment

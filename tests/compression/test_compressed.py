@@ -29,7 +29,8 @@ from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import Experiment, run_experiment

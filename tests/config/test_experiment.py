@@ -32,7 +32,7 @@ from fedcodist.core.trees import parameter_count
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.run.experiment import check_experiment
 from fedcodist.run.sources import StreamedData
 

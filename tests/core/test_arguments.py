@@ -87,7 +87,7 @@ KINDS = {
     "pools['small'] must be made by fedcodist.algorithms.pools.pool.Pool": lambda: merged(
         pools={"small": 3}
     ),
-    "distillation must be made by fedcodist.distillation.loop.Distillation": lambda: merged(
+    "distillation must be made by fedcodist.distillation.settings.Distillation": lambda: merged(
         distillation=3
     ),
     "training must be made by": lambda: fc.fed_avg(MODEL, optax.sgd),

@@ -24,7 +24,7 @@ from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.run.sources import resident_data
 

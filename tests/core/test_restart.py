@@ -26,7 +26,7 @@ from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.restart import restarted
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models import MLP
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.run.experiment import Experiment, run_experiment

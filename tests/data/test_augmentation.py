@@ -11,7 +11,8 @@ from scipy import stats
 from fedcodist.core import keys
 from fedcodist.core.inputs import Examples
 from fedcodist.data import augmentation
-from fedcodist.distillation.loop import Distillation, batch_of_step
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import batch_of_step
 
 KEY = jax.random.key(9)
 

@@ -11,7 +11,8 @@ from fedcodist.core.batches import TARGET
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.cached_teacher import _check_not_random, cached_answers
 from fedcodist.distillation.divergences import softened_target
-from fedcodist.distillation.loop import Distillation, distill, frozen
+from fedcodist.distillation.loop import distill, frozen
+from fedcodist.distillation.settings import Distillation
 
 MODEL = linear_model(4, 3)
 IMAGES = np.random.default_rng(0).uniform(1, 2, size=(10, 4)).astype(np.float32)

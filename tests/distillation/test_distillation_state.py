@@ -12,7 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
-from fedcodist.distillation.loop import Distillation, distill, frozen
+from fedcodist.distillation.loop import distill, frozen
+from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.headed import headed
 from fedcodist.models.normalization import BatchNorm

@@ -20,13 +20,8 @@ from fedcodist.distillation.divergences import (
     softened,
     softened_target,
 )
-from fedcodist.distillation.loop import (
-    Distillation,
-    check_distillation,
-    distill,
-    divergence_of,
-    frozen,
-)
+from fedcodist.distillation.loop import distill, frozen
+from fedcodist.distillation.settings import Distillation, check_distillation, divergence_of
 from fedcodist.models.digits import MLP
 
 SEEDS = st.integers(0, 2**31 - 1)

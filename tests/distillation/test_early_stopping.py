@@ -14,7 +14,8 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.distillation.divergences import kl_divergence, softened, softened_target
 from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
-from fedcodist.distillation.loop import Distillation, distill, frozen
+from fedcodist.distillation.loop import distill, frozen
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 
 STEPS, EVERY, BATCH = 24, 3, 4

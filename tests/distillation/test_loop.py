@@ -19,8 +19,10 @@ from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data import augmentation
 from fedcodist.distillation.divergences import kl_divergence
-from fedcodist.distillation.loop import Distillation, batch_of_step, batches_of_steps, distill
+from fedcodist.distillation.loop import distill
 from fedcodist.distillation.loop import frozen as as_teacher
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import batch_of_step, batches_of_steps
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import MLP
 
@@ -342,6 +344,10 @@ def test_no_steps_change_nothing():
     settings_ = Distillation(steps=0, batch_size=BATCH)
     result = distill(MODELS, start, {}, None, none, KEY, {"a": 0.1, "b": 0.1}, settings_)
     jax.tree.map(np.testing.assert_array_equal, result.students, start)
+    # A loss of 0 would be that of students who agree with their targets.
+    for losses in (result.first_loss, result.last_loss):
+        assert set(losses) == set(start)
+        assert all(np.isnan(loss) for loss in losses.values())
 
 
 # A batch dealt to devices.

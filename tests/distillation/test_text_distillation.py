@@ -16,7 +16,8 @@ from fedcodist.core.inputs import Examples
 from fedcodist.core.model import Variables
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation.divergences import kl_divergence
-from fedcodist.distillation.loop import Distillation, distill, frozen
+from fedcodist.distillation.loop import distill, frozen
+from fedcodist.distillation.settings import Distillation
 from fedcodist.run.programs import AXIS, all_devices
 from fedcodist.text import lstm
 from fedcodist.text.lstm import LSTMLanguageModel

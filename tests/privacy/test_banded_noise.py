@@ -29,7 +29,8 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.communication import communication_of
 from fedcodist.core.method import client_key, message_to_reduce
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.privacy.accounting import PrivacyBudget, calibrated_noise_multiplier, spent
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.banded_noise import BandedNoise, correlated, first_noise_state, strategy

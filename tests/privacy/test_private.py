@@ -48,7 +48,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
 from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.banded_noise import BandedNoise

@@ -32,7 +32,7 @@ from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models import MLP
 from fedcodist.privacy.private import private
 from fedcodist.privacy.secure_sum import secure_sum

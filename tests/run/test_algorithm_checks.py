@@ -31,7 +31,7 @@ from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation.loop import Distillation, check_distillation
+from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.models.headed import headed
 from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment

@@ -22,7 +22,7 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import load_prepared, save_prepared
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.programs import (

@@ -28,7 +28,7 @@ from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.programs import AXIS, build_programs, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, resident_data, stack_inputs

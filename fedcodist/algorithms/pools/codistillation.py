@@ -5,7 +5,7 @@ clients has one federated model. The models teach each other on the server, with
 training does not change. https://arxiv.org/abs/2310.02549
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -16,17 +16,12 @@ from fedcodist.algorithms.pools.pool import Pool, check_class_counts, check_pool
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import Round
+from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.model import Variables
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    Distilled,
-    check_distillation,
-    distill,
-    frozen,
-    label_targets,
-    label_teacher,
-)
+from fedcodist.distillation.label_teacher import label_targets, label_teacher
+from fedcodist.distillation.loop import Comparison, Distilled, Targets, distill, frozen
+from fedcodist.distillation.settings import Distillation, check_distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 
 PyTree = Any
 _LABELS = "data/labels"  # a name among teachers; no pool's name contains '/'
@@ -103,7 +98,7 @@ def check_codistillation(
 
 
 def loss_metrics(distilled: Distilled | None, pools: Mapping[str, Pool]) -> dict[str, jax.Array]:
-    """`<pool>/distillation_loss_first` and `_last`; NaN in a round without codistillation."""
+    """`<pool>/distillation_loss_first` and `_last`; NaN in a round without steps of distillation."""
     metrics: dict[str, jax.Array] = {}
     for name in pools:
         first, last = jnp.full((), jnp.nan), jnp.full((), jnp.nan)
@@ -122,6 +117,9 @@ def codistill(
     teaching: Mapping[str, TeachingHyper],
     distillation: Distillation,
     num_rounds: int,
+    targets: Targets | None = None,
+    divergence: Comparison | None = None,
+    outputs_of: Callable[[Any], Any] = logits_of,
 ) -> Distilled:
     """Every pool's model learns from frozen copies of all other models and of itself (section 3).
 
@@ -132,13 +130,50 @@ def codistill(
       teaching: pool -> TeachingHyper.
       distillation: steps, batch size, optimizer, augmentation.
       num_rounds: rounds T of the whole run.
+      targets: (student's pool, teachers' outputs by pool) -> target; by default those of
+        `codistillation_targets`, which are of logits.
+      divergence, outputs_of: as in `distill`; teachers' outputs are what `outputs_of` keeps of them.
+
+    Raises:
+      ValueError: names `targets`, if an `outputs_of` is given without them.
     """
+    if targets is None and outputs_of is not logits_of:
+        raise ValueError(
+            "targets must be given with outputs_of, got None: those of codistillation are of logits."
+        )
     # Appendix C.4: learning rates decay linearly over all rounds.
     progress = jnp.minimum(round.index / num_rounds, 1)
     rates = {
         name: hyper.learning_rate * (1 - (1 - hyper.decay) * progress)
         for name, hyper in teaching.items()
     }
+    models = {name: pool.method.model for name, pool in pools.items()}
+    teachers = {name: frozen(models[name], starts[name], outputs_of) for name in pools}
+    if any(hyper.label_interpolation is not None for hyper in teaching.values()):
+        name = next(iter(pools))
+        teachers[_LABELS] = label_teacher(models[name], starts[name])
+    return distill(
+        models=models,
+        students=starts,
+        teachers=teachers,
+        targets=targets or codistillation_targets(pools, teaching),
+        unlabelled=round.inputs.examples[UNLABELLED],
+        key=keys.derive(round.key, "distillation", round.index),
+        learning_rates=rates,
+        settings=distillation,
+        axis_name=round.axis_name,
+        divergence=divergence,
+        outputs_of=outputs_of,
+    )
+
+
+def codistillation_targets(
+    pools: Collection[str], teaching: Mapping[str, TeachingHyper]
+) -> Targets:
+    """Returns (student's pool, teachers' logits by pool) -> probabilities [batch, classes].
+
+    They are those of `codistillation_target` and, if the student learns from labels too, of these.
+    """
 
     def targets(student: str, logits: Mapping[str, Any]) -> jax.Array:
         others = [name for name in pools if name != student]
@@ -155,22 +190,7 @@ def codistill(
             return target
         return (1 - share) * target + share * label_targets(logits[_LABELS], target.shape[-1])
 
-    models = {name: pool.method.model for name, pool in pools.items()}
-    teachers = {name: frozen(models[name], starts[name]) for name in pools}
-    if any(hyper.label_interpolation is not None for hyper in teaching.values()):
-        name = next(iter(pools))
-        teachers[_LABELS] = label_teacher(models[name], starts[name])
-    return distill(
-        models=models,
-        students=starts,
-        teachers=teachers,
-        targets=targets,
-        unlabelled=round.inputs.examples[UNLABELLED],
-        key=keys.derive(round.key, "distillation", round.index),
-        learning_rates=rates,
-        settings=distillation,
-        axis_name=round.axis_name,
-    )
+    return targets
 
 
 def codistillation_target(

@@ -38,14 +38,9 @@ from fedcodist.distillation.ensembles import (
     gaussian_samples,
     mean_probabilities,
 )
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    check_distillation,
-    distill,
-    divergence_of,
-    unlabelled_indices,
-)
+from fedcodist.distillation.loop import distill
+from fedcodist.distillation.settings import Distillation, check_distillation, divergence_of
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 
 PyTree = Any

@@ -39,13 +39,8 @@ from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.distillation.divergences import softened, softened_target
 from fedcodist.distillation.ensembles import ENSEMBLE, Ensemble, mean_logits_of_all
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    check_distillation,
-    divergence_of,
-    unlabelled_indices,
-)
+from fedcodist.distillation.settings import Distillation, check_distillation, divergence_of
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 from fedcodist.distillation.validation import (
     VALIDATION,
     validation_indices,

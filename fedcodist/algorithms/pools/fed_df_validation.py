@@ -17,7 +17,8 @@ from fedcodist.core.inputs import Round
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
 from fedcodist.distillation.ensembles import is_guessing, without_worst
-from fedcodist.distillation.loop import Distillation, distill
+from fedcodist.distillation.loop import distill
+from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.validation import (
     VALIDATION,
     ValidationData,

@@ -29,14 +29,9 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.divergences import KL
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    Teacher,
-    check_distillation,
-    distill,
-    unlabelled_indices,
-)
+from fedcodist.distillation.loop import Teacher, distill
+from fedcodist.distillation.settings import Distillation, check_distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 from fedcodist.models.headed import HEAD, check_heads, split_head, with_head
 
 PyTree = Any

@@ -37,15 +37,9 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.divergences import softened, softened_target
 from fedcodist.distillation.ensembles import ENSEMBLE, Ensemble, ensemble_predictor, mean_logits
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    Teacher,
-    check_distillation,
-    distill,
-    divergence_of,
-    unlabelled_indices,
-)
+from fedcodist.distillation.loop import Teacher, distill
+from fedcodist.distillation.settings import Distillation, check_distillation, divergence_of
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 
 PyTree = Any
 

@@ -42,13 +42,9 @@ from fedcodist.distillation.ensembles import (
     ensembles_predictor,
     mean_logits_of_all,
 )
-from fedcodist.distillation.loop import (
-    UNLABELLED,
-    Distillation,
-    Teacher,
-    check_distillation,
-    unlabelled_indices,
-)
+from fedcodist.distillation.loop import Teacher
+from fedcodist.distillation.settings import Distillation, check_distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 
 PyTree = Any
 

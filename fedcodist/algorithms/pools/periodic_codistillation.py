@@ -25,7 +25,8 @@ from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.distillation.loop import UNLABELLED, Distillation, unlabelled_indices
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 
 PyTree = Any
 

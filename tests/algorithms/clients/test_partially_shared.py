@@ -50,7 +50,9 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, variable_shapes
 from fedcodist.core.parts import choice_of, part, rest
 from fedcodist.core.trees import named_leaves
-from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
+from fedcodist.distillation.loop import distill
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data

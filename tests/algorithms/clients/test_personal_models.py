@@ -23,7 +23,7 @@ from fedcodist.core.method import PersonalModel
 from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import Distillation
+from fedcodist.distillation.settings import Distillation
 from fedcodist.run.blocks import Trained
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.model_evaluation import model_evaluation, on_devices

@@ -27,7 +27,9 @@ from fedcodist.core.inputs import Examples, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation, Distilled, frozen
+from fedcodist.distillation.loop import Distilled, frozen
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.run.sources import resident_data
 

@@ -24,7 +24,8 @@ from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.core.schedules import linear_decay
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, batch_of_step
 from fedcodist.models.digits import MLP
 from fedcodist.run.sources import resident_data
 

@@ -26,7 +26,9 @@ from fedcodist.core.client_states import device_client_states
 from fedcodist.core.inputs import Examples, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
-from fedcodist.distillation.loop import UNLABELLED, Distillation, distill
+from fedcodist.distillation.loop import distill
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.experiment import Experiment, run_experiment

@@ -15,7 +15,8 @@ from fedcodist.algorithms.pools.fed_et import SERVER, FedETHyper, consensus_targ
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.headed import headed
 from fedcodist.run.programs import AXIS, build_programs, replicate
 from fedcodist.run.sources import resident_data

@@ -38,7 +38,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.ensembles import ENSEMBLE, without_worst
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split

@@ -17,7 +17,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.ensembles import ENSEMBLE
-from fedcodist.distillation.loop import UNLABELLED, Distillation
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.privacy.private import private
 from fedcodist.run.programs import AXIS, build_programs, replicate
 from fedcodist.run.sources import resident_data

@@ -21,7 +21,8 @@ from fedcodist.core import keys
 from fedcodist.core.inputs import Examples, Inputs, Round
 from fedcodist.core.model import Variables
 from fedcodist.data.vocabulary import BOS, EOS
-from fedcodist.distillation.loop import UNLABELLED, Distillation, batch_of_step
+from fedcodist.distillation.settings import Distillation
+from fedcodist.distillation.unlabelled_batches import UNLABELLED, batch_of_step
 from fedcodist.run.experiment import Experiment, check_experiment
 from fedcodist.run.sources import resident_data
 from fedcodist.text.lstm import LSTMLanguageModel
