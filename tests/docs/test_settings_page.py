@@ -10,7 +10,7 @@ import pytest
 from fedcodist.algorithms.clients.fed_kd_exchange import EXCHANGES
 from fedcodist.algorithms.clients.per_fed_avg import BATCHES
 from fedcodist.algorithms.graph import mhd_exchange, mhd_losses
-from fedcodist.algorithms.parties import fed_gh, fed_l2g, fed_proto, fed_tgp, prototypes
+from fedcodist.algorithms.parties import fed_gh, fed_l2g, fed_proto, fed_tgp, nearest_prototype
 from fedcodist.algorithms.pools import client_ensembles, fed_be
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.data_graph import ASSIGNMENTS
@@ -42,7 +42,7 @@ NAMES = {
     "algorithm.sampling": fed_be.SAMPLINGS,
     "algorithm.measured": client_ensembles.CLIENT_ENSEMBLES,
     "algorithm.weighting": fed_proto.WEIGHTINGS,
-    "algorithm.predict_by": [*prototypes.PREDICT_BY, *fed_gh.PREDICT_BY],
+    "algorithm.predict_by": [*nearest_prototype.PREDICT_BY, *fed_gh.PREDICT_BY],
     "algorithm.margin": fed_tgp.MARGINS,
     "algorithm.guided": fed_l2g.GUIDED,
     "algorithm.candidates": mhd_losses.CANDIDATES,
