@@ -41,17 +41,49 @@ def test_the_code_of_a_page_runs(path, tmp_path):
         parts.setdefault(file[1] if file else "page.py", []).append(block)
     for name, of_file in parts.items():
         (tmp_path / name).write_text("\n\n".join(of_file), encoding="utf-8")
+    run("page.py", tmp_path)
+
+
+def run(program, folder):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
+        [sys.executable, program],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "module", "config"),
+    [
+        ("clients", "my_methods", "digits_codist"),
+        ("pools", "mean_logits", "digits_codist"),
+        ("graph", "gossip", "digits_mhd"),
+    ],
+)
+def test_the_config_of_a_page_is_accepted(page, module, config, tmp_path):
+    """The first block and the entry are the method's module, and the lines change a shipped config."""
+    path = ROOT / "docs" / "writing_a_method" / f"{page}.md"
+    shown = re.findall(r"^```py\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    (entry,) = (block for block in shown if "register(" in block)
+    (lines,) = (block for block in shown if block.startswith("config.methods"))
+    (tmp_path / f"{module}.py").write_text(f"{blocks(path)[0]}\n\n{entry}", encoding="utf-8")
+    program = [
+        "from fedcodist.config import defaults",
+        "from fedcodist.config.experiment import build_experiment",
+        f"from fedcodist.configs.{config} import get_config",
+        "config = get_config().unlock()",
+        lines,
+        "build_experiment(config)",
+    ]
+    (tmp_path / "page.py").write_text("\n".join(program), encoding="utf-8")
+    run("page.py", tmp_path)
 
 
 def test_pages_of_the_site_are_in_its_navigation():
