@@ -106,7 +106,7 @@ def server_schedule(config: ConfigDict) -> Any:
 
 
 def _submodel(clients: Clients) -> tuple[Model, Any]:
-    """The smaller model that FedDropout's clients train, and the layers by which it is cut out."""
+    """The smaller model that Federated Dropout's clients train, and the layers by which it is cut out."""
     share = clients.config.training.fed_dropout.share
     part, layers = submodel_of(clients.data, clients.pool.model, share, clients.model)
     return as_executed(clients.config, part), layers
@@ -158,7 +158,7 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "server_learning_rate": lambda clients: clients.pool.server_learning_rate,
     # FetchSGD's, whose clients have no learning rate. (From here on see _OF_SINGLE_METHODS.)
     "learning_rate": lambda clients: clients.pool.server_learning_rate,
-    # SCAFFOLD's, FedGKD's and FedDropout's.
+    # SCAFFOLD's, FedGKD's and Federated Dropout's.
     "option": lambda clients: clients.config.training.scaffold_option,
     "distillation_weight": lambda clients: clients.config.training.fed_gkd.weight,
     "submodel": lambda clients: _submodel(clients)[0],

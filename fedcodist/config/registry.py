@@ -216,7 +216,7 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, st
     ("fjord", "FjORD", POOLS, ("logits",), passes.fjord, "2102.13451"),
     ("depth_fl", "DepthFL", POOLS, ("logits",), passes.nothing, _DEPTH_FL_PAPER),
     ("fetch_sgd", "FetchSGD", CLIENTS, (), passes.learning, "2007.07682"),
-    ("fed_dropout", "FedDropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
+    ("fed_dropout", "Federated Dropout", CLIENTS, ("logits",), passes.fed_dropout, "1812.07210"),
     ("fed_kd", "FedKD", CLIENTS, ("logits",), passes.fed_kd, "2108.13323"),
     ("fed_df", "FedDF", POOLS, _UNLABELLED, passes.fed_df, "2006.07242"),
     ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
