@@ -153,8 +153,8 @@ def check_dealt_batches(
     if not _uses_axis(apply, variables, batch, axis_name):
         warnings.warn(
             "network should use `axis_name`: its batch statistics are those of the part of a batch that "
-            f"each of {devices} devices has, so another number of devices gives another model. Give it "
-            "an attribute `axis_name` and pass this to its normalisation.",
+            f"each of {devices} devices has, so another number of devices gives another model. Pass it "
+            "to the normalisation; it is an attribute of linen modules, and otherwise a parameter.",
             stacklevel=1,
         )
 
@@ -163,10 +163,15 @@ def _uses_axis(
     apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any], axis_name: str | None
 ) -> bool:
     """Whether a network's program in training has a sum or another collective over the axis."""
-    train = lambda variables, batch, key: apply(
-        variables, batch, train=True, key=key, axis_name=axis_name
+
+    def statistics(
+        variables: PyTree, batch: Mapping[str, jax.Array], mask: jax.Array, key: jax.Array
+    ) -> PyTree:
+        return apply(variables, batch, train=True, key=key, mask=mask, axis_name=axis_name)[1]
+
+    program = jax.make_jaxpr(statistics)(
+        _shapes(variables), _shapes(dict(batch)), _mask_shape(batch), keys.key_shape()
     )
-    program = jax.make_jaxpr(train)(_shapes(variables), _shapes(dict(batch)), keys.key_shape())
     return repr(axis_name) in str(program)
 
 
@@ -197,8 +202,6 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     It does not find a layer that ignores the mask after one that uses it: what the second layer reads
     depends on the mask through the first.
     """
-    size = jnp.shape(next(iter(batch.values())))[0]
-    mask = jax.ShapeDtypeStruct((size,), jnp.float32)
 
     def statistics(
         batch: Mapping[str, jax.Array], mask: jax.Array, variables: PyTree, key: jax.Array
@@ -206,7 +209,9 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
         return apply(variables, batch, train=True, key=key, mask=mask)[1]
 
     key = keys.key_shape()
-    program = jax.make_jaxpr(statistics)(_shapes(dict(batch)), mask, _shapes(variables), key).jaxpr
+    program = jax.make_jaxpr(statistics)(
+        _shapes(dict(batch)), _mask_shape(batch), _shapes(variables), key
+    ).jaxpr
     columns = len(jax.tree.leaves(dict(batch)))
     of_batch = _depending(program, program.invars[:columns])
     of_mask = _depending(program, program.invars[columns : columns + 1])
@@ -219,6 +224,10 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
 
 def _shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
+
+
+def _mask_shape(batch: Mapping[str, Any]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(next(iter(batch.values())))[:1], jnp.float32)
 
 
 def _depending(program: Jaxpr, starts: Sequence[Var]) -> set[Var]:
