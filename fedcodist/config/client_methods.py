@@ -106,7 +106,7 @@ def server_schedule(config: ConfigDict) -> Any:
 
 
 def _submodel(clients: Clients) -> tuple[Model, Any]:
-    """The smaller model that clients of Federated Dropout train, and the layers that cut it out."""
+    """The smaller model of Federated Dropout's clients, and the layers by which it is cut out."""
     share = clients.config.training.fed_dropout.share
     part, layers = submodel_of(clients.data, clients.pool.model, share, clients.model)
     return as_executed(clients.config, part), layers
