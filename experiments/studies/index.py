@@ -23,7 +23,9 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
             if page.not_run
             else ""
         )
-        decided = verdict_table(page.verdicts, link, (HELD, DID_NOT_HOLD), after=not_run)
+        # What is on a statement that other runs are on too is on the page only.
+        verdicts = [v._replace(is_main=v.is_main and not v.again) for v in page.verdicts]
+        decided = verdict_table(verdicts, link, (HELD, DID_NOT_HOLD), after=not_run)
         parts += [f"## [{page.title}]({link})", page.in_short, *decided]
     parts.append(f"## [All runs]({runs.as_posix()})")
     return "\n\n".join(part for part in parts if part) + "\n"

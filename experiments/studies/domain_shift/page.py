@@ -194,7 +194,8 @@ def _verdicts(records: Sequence[Record], text: str, title: str) -> list[Verdict]
         claim = f"{title}: merging lifts the {model} model on {unseen}, which it never trains on"
         gains = _gain(records, MERGED, text, model, f"test_{unseen}")
         verdict = judge(claim, gains, "above 0", title)
-        verdicts.append(verdict._replace(paper=PAPER_GAINS[model]))
+        again = f"{MORE_ROUNDS} rounds" if text == f"stackexchange,{MORE_ROUNDS}" else ""
+        verdicts.append(verdict._replace(paper=PAPER_GAINS[model], again=again))
     return verdicts
 
 

@@ -17,6 +17,7 @@ from experiments.studies.mhd.beside_fed_md import BESIDE_FED_MD, beside_fed_md
 from experiments.studies.mhd.known import Known, KnownRuns, known_of, newest
 from experiments.studies.mhd.orderings import (
     FIRST,
+    NOT_STATED,
     OTHERS,
     Measure,
     Ordering,
@@ -119,9 +120,10 @@ def _measured(
         differences = _difference(known, ordering)
         shown = mean_difference(differences) if differences else NOT_RUN
         row = [ordering.text, shown, ordering.paper]
-        if ordering.paper != "not stated":
+        if ordering.paper != NOT_STATED:
             verdict = judge(ordering.in_words, differences, ordering.paper, title)
-            verdicts.append(verdict._replace(is_main=bool(ordering.in_words)))
+            is_main = bool(ordering.in_words)
+            verdicts.append(verdict._replace(is_main=is_main, again=ordering.again))
             row += [verdict.word] * has_words
         elif has_words:
             row.append("")
