@@ -56,7 +56,9 @@ def orderings_on_digits() -> list[Ordering]:
     # On digits the graph is complete in all other runs too.
     every = _all_orderings({"graph,complete": "heads,s=100,3"})
     # The paper's graphs have four clients, of which three heads reach all. Here there are eight.
-    return [o._replace(paper=NOT_STATED) if o.text.startswith("complete less") else o for o in every]
+    return [
+        o._replace(paper=NOT_STATED) if o.text.startswith("complete less") else o for o in every
+    ]
 
 
 def _all_orderings(same_run: Mapping[str, str] = {}) -> list[Ordering]:
