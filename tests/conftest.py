@@ -28,12 +28,17 @@ import pytest
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
-# Tests write modules and change them within a second. Compiled modules on disk would hide the change.
-sys.dont_write_bytecode = True
-
 # Tracing makes millions of objects that stay. With Python's own threshold a tenth of the suite's time
 # goes into looking at them again.
 gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_collection_finish():
+    """Tests write modules and change them within a second: compiled modules would hide the change.
+
+    Until here Python keeps what it compiles: the test modules, and the packages that they import.
+    """
+    sys.dont_write_bytecode = True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -185,14 +185,14 @@ def _alike(records: Sequence[Record], experiment: str, run: str, model: str) -> 
 def _candidates(records: Iterable[Record], experiment: str, run: str, model: str) -> list[Record]:
     """The finished records for a run's sample of a model, in order of preference."""
     any_pool = experiment == TABLE_1 and run.startswith(BASELINE) and model == "small"
-    return [
+    return _newest_first(
         record
-        for record in _newest_first(records)
+        for record in records
         if record.experiment == experiment
         and (record.run == run or (any_pool and method_of(record) == BASELINE))
         and record.finished
         and model in record.final
-    ]
+    )
 
 
 def _preference(

@@ -1,5 +1,7 @@
 """Bad arguments of algorithms and pools: one line names them and says what is allowed."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -25,8 +27,12 @@ STEPS = Distillation(steps=2, batch_size=4)
 
 
 def _method(classes=3, **training):
-    model = from_flax_linen(MLP(hidden=(5,), classes=classes), np.zeros((1, 6), np.float32))
-    return fed_avg(model, LocalTraining(**training))
+    return fed_avg(_model(classes), LocalTraining(**training))
+
+
+@functools.cache
+def _model(classes):
+    return from_flax_linen(MLP(hidden=(5,), classes=classes), np.zeros((1, 6), np.float32))
 
 
 def _valid_pools(**changes):

@@ -20,6 +20,7 @@ SMALL = (
     "--config.seeds=3",
     "--config.algorithm.alpha=0.5",
     "--config.algorithm.steps=2",
+    "--config.algorithm.mixup_beta=0",
     "--config.data.num_clients=6",
     "--config.pools.small.cohort_size=3",
     "--config.pools.large.cohort_size=2",

@@ -46,8 +46,14 @@ def assert_close(actual, expected, tolerance):
 
 def value_and_gradients(function, *arguments):
     """The output and, for a fixed random cotangent, the gradient of every argument."""
-    outputs, pullback = jax.vjp(function, *arguments)
-    return (outputs, *pullback(normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)))
+
+    @jax.jit
+    def of(*arguments):
+        outputs, pullback = jax.vjp(function, *arguments)
+        cotangent = normal(9, *outputs.shape).astype("float32").astype(outputs.dtype)
+        return outputs, *pullback(cotangent)
+
+    return of(*arguments)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -65,9 +71,9 @@ def test_second_derivatives_equal_the_stock_ones(dtype, padding):
 
     ours = functools.partial(after_a_step, convolution.conv3x3, convolution.max_pool_2x2)
     stock = functools.partial(after_a_step, stock_convolution, stock_pool)
-    expected = jax.grad(stock, (0, 1))(kernel, inputs)
+    expected = jax.jit(jax.grad(stock, (0, 1)))(kernel, inputs)
     once = jax.jit(jax.grad(ours, (0, 1)))(kernel, inputs)
-    by_client = jax.vmap(jax.grad(ours, (0, 1)))(kernel[None], inputs[None])
+    by_client = jax.jit(jax.vmap(jax.grad(ours, (0, 1))))(kernel[None], inputs[None])
     tolerance = 1e-10 if dtype == "float64" else 1e-5
     for result in (once, jax.tree.map(lambda slope: slope[0], by_client)):
         for actual, wanted in zip(result, expected, strict=True):
@@ -183,9 +189,11 @@ def test_vmapped_over_kernels_under_jit(dtype, tolerance):
     kernels = normal(0, 3, 3, 3, 2, 4, dtype=dtype)
     inputs = normal(1, 3, 2, 6, 6, 2, dtype=dtype)
     ours = jax.jit(jax.vmap(jax.grad(OURS)))(kernels, inputs)
-    assert_close(ours, jax.vmap(jax.grad(STOCK))(kernels, inputs), tolerance)
-    one_kernel = jax.vmap(jax.grad(OURS), (None, 0))(kernels[0], inputs)
-    assert_close(one_kernel, jax.vmap(jax.grad(STOCK), (None, 0))(kernels[0], inputs), tolerance)
+    stock = jax.jit(jax.vmap(jax.grad(STOCK)))(kernels, inputs)
+    assert_close(ours, stock, tolerance)
+    one_kernel = jax.jit(jax.vmap(jax.grad(OURS), (None, 0)))(kernels[0], inputs)
+    stock = jax.jit(jax.vmap(jax.grad(STOCK), (None, 0)))(kernels[0], inputs)
+    assert_close(one_kernel, stock, tolerance)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -238,7 +246,7 @@ def test_inside_shard_map_with_replicated_kernel(check_vma, dtype, tolerance):
         check_vma=check_vma,
     )
     ours = jax.jit(over_devices)(kernel, inputs)
-    assert_close(ours, jax.grad(STOCK)(kernel, inputs), tolerance)
+    assert_close(ours, jax.jit(jax.grad(STOCK))(kernel, inputs), tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

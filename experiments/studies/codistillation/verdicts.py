@@ -19,7 +19,7 @@ NO_NUMBER = "–"
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
     """One for each claim."""
     return [
-        _verdict(claim, f"Claim {number}", _findings(claim, records))
+        _verdict(claim, _heading(number), _findings(claim, records))
         for number, claim in enumerate(claims(), start=1)
     ]
 
@@ -40,8 +40,9 @@ def earlier_verdicts(records: Sequence[Record]) -> list[Verdict]:
 def verdict_details(records: Sequence[Record], notes: Notes) -> list[str]:
     """The differences behind each verdict; those of short runs have no numbers here."""
     details = []
-    for claim, of_claim in zip(claims(), verdicts(records), strict=True):
+    for number, claim in enumerate(claims(), start=1):
         findings = _findings(claim, records)
+        of_claim = _verdict(claim, _heading(number), findings)
         lines = [
             _line(comparison, finding, with_numbers=not finding.is_short)
             for comparison, finding in zip(claim.comparisons, findings, strict=True)
@@ -60,6 +61,10 @@ def short_differences(records: Sequence[Record]) -> list[str]:
         if (finding := find(comparison, records)).is_short
     ]
     return ["### Differences", table(HEADINGS, lines)] if lines else []
+
+
+def _heading(number: int) -> str:
+    return f"Claim {number}"
 
 
 def _findings(claim: Claim, records: Sequence[Record]) -> list[Finding]:

@@ -356,7 +356,7 @@ def test_gradients_of_every_variant_are_the_plain_loops(variant):
         ]
 
     params = jax.tree.map(jnp.asarray, {TEACHER: own, MAPS: maps or [], STUDENT: other})
-    gradient, values = jax.grad(total, has_aux=True)(params)
+    gradient, values = jax.jit(jax.grad(total, has_aux=True))(params)
     of_private, of_student = plain_gradients(own, other, maps, images, labels, mutual)
     assert_close([*gradient[TEACHER], *gradient[MAPS]], of_private)
     assert_close(gradient[STUDENT], of_student)
@@ -414,8 +414,9 @@ def test_perfect_predictions_stay_finite(variant):
     def total(first, second):
         return sum(jnp.sum(each) for each in logits_of(first, second, mutual=VARIANTS[variant]))
 
+    with_gradients = jax.jit(jax.value_and_grad(total, (0, 1)))
     for second in (sure, -sure, np.zeros_like(sure)):
-        found = jax.value_and_grad(total, (0, 1))(jnp.asarray(sure), jnp.asarray(second))
+        found = with_gradients(jnp.asarray(sure), jnp.asarray(second))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
@@ -452,9 +453,7 @@ def test_rounds_are_a_plain_loop(exchange):
         own = lambda leaf, client=client: leaf[client]
         assert_close(jax.tree.map(own, rows.teacher.params), teacher)
         assert_close(jax.tree.map(own, rows.maps), maps)
-    # Something was compressed, and teachers went their own ways.
-    without, _ = plain(exchange)
-    assert max(np.abs(a - b).max() for a, b in zip(student, without[0], strict=True)) > 1e-4
+    # Teachers went their own ways, and something was compressed.
     assert np.abs(rows.teacher.params[0][0] - rows.teacher.params[0][1]).max() > 1e-3
     assert metrics["pool/client_bytes_up"].min() < tree_bytes(student)
 

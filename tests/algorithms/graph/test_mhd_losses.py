@@ -24,6 +24,11 @@ from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
+# One compiled program for each, in place of one for each operation on each shape.
+candidates = jax.jit(candidates, static_argnums=(2, 3))
+chosen = jax.jit(chosen, static_argnums=1)
+head_loss = jax.jit(head_loss)
+
 BATCH, CLASSES, WIDTH = 4, 3, 5
 FEW = settings(max_examples=10)
 
@@ -238,8 +243,9 @@ def test_self_is_the_rule_to_skip_examples_on_which_the_head_is_surer(seed, is_s
     competing = candidates(own, others, "base")
     surest = competing.max(axis=(0, -1))
     skipped = jax.nn.softmax(own.logits[:, 1:]).max(axis=-1) > surest
-    masked = jax.grad(loss)(own.logits, "base", ~skipped)
-    rule = jax.grad(loss)(own.logits, "self", jnp.ones_like(skipped))
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    masked = gradient(own.logits, "base", ~skipped)
+    rule = gradient(own.logits, "self", jnp.ones_like(skipped))
     np.testing.assert_allclose(rule, masked, atol=1e-12)
     assert not np.asarray(masked[:, 1:])[np.asarray(skipped)].any()
 
@@ -254,7 +260,7 @@ def test_targets_and_the_main_head_get_no_gradient(seed, kind):
         choice = chosen(competing, "most_confident", jax.random.key(0))
         return head_loss(own, competing, choice) + embedding_loss(own, others, "squared")
 
-    of_own, of_others = jax.grad(loss, argnums=(0, 1))(own, others)
+    of_own, of_others = jax.jit(jax.grad(loss, argnums=(0, 1)))(own, others)
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), of_others)
     np.testing.assert_array_equal(of_own.logits[:, 0], 0)
     assert np.abs(of_own.logits[:, 1:]).max() > 0 and np.abs(of_own.embedding).max() > 0
@@ -301,7 +307,7 @@ def test_heads_that_copy_the_one_before_are_a_stationary_state():
         competing = candidates(now, nobody, "base")
         return head_loss(now, competing, chosen(competing, "most_confident", jax.random.key(0)))
 
-    np.testing.assert_allclose(jax.grad(loss)(copied.logits), 0, atol=1e-12)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(copied.logits), 0, atol=1e-12)
     # Least of all predictions, by Gibbs' inequality; the loss there is the main head's entropy.
     probabilities = np.asarray(jax.nn.softmax(own.logits[:, 0]))
     entropy = -(probabilities * np.log(probabilities)).sum(-1).mean()
@@ -316,5 +322,5 @@ def test_heads_that_copy_the_one_before_are_a_stationary_state():
         choice = chosen(competing, "most_confident", jax.random.key(0))
         return head_loss(own, competing, choice) + embedding_loss(own, alike, "squared")
 
-    slope = jax.grad(with_others)(HeadedOutputs(copied.logits, own.embedding))
+    slope = jax.jit(jax.grad(with_others))(HeadedOutputs(copied.logits, own.embedding))
     jax.tree.map(lambda leaf: np.testing.assert_allclose(leaf, 0, atol=1e-12), slope)

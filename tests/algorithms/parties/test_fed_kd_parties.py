@@ -20,6 +20,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.headed import headed
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 FEATURES, CLASSES, ROUNDS = 4, 3, 3
 SIZES = (5, 9, 7)
 GENERATOR = np.random.default_rng(0)
@@ -42,7 +44,7 @@ def in_float64():
 def network(width, seed) -> fc.Model:
     """A network with the same initial values whatever the key."""
     model = headed(nn.Sequential([nn.Dense(width), nn.tanh]), jnp.zeros((1, FEATURES)), CLASSES)
-    first = jax.tree.map(lambda x: x.astype(float), model.init(jax.random.key(seed)))
+    first = jax.tree.map(lambda x: x.astype(float), jax.jit(model.init)(jax.random.key(seed)))
     return model._replace(init=lambda key: first)
 
 

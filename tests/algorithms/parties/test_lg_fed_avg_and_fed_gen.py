@@ -147,8 +147,11 @@ def mean_cross_entropy(logits, labels):
 
 
 def descended(params, loss, steps=1):
+    slope = jax.jit(jax.grad(loss))
     for _ in range(steps):
-        params = jax.tree.map(lambda p, g: p - RATE * g, params, jax.grad(loss)(params))
+        params = jax.tree.map(
+            lambda p, g: np.asarray(p) - RATE * np.asarray(g), params, slope(params)
+        )
     return params
 
 
