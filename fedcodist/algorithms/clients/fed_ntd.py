@@ -49,8 +49,9 @@ def fed_ntd(
 
     Both softmaxes have a temperature tau and leave the true class out, so only the label teaches that
     class. The received model teaches in every round, in evaluation mode. The divergence is multiplied
-    by tau squared, as in the released code; the paper's formula has no such factor. With beta = 0 this
-    is FedAvg; also with two classes, because the softmax is then over one class.
+    by tau squared, as in the released code; the paper's formula has no such factor (not verified: we
+    know the paper from memory only). With beta = 0 this is FedAvg; also with two classes, because the
+    softmax is then over one class.
 
     The defaults are those of the released code's configuration. (Its loss has a default tau of 3, which
     that configuration replaces.)
