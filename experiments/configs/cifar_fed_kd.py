@@ -31,7 +31,9 @@ half the widths (24,938).
 `fed_kd` adds the ranks and singular values of clients' updates and of their gradients, layer by layer,
 to metrics.jsonl after every round. Other runs do so with `--config.training.compression.spectra=True`,
 and `gradient_spectra`. Learning rates are Adam's default. FetchSGD has no default; its rate is tuned
-(results/tuning/cifar_fed_kd_fetch_sgd.json).
+(results/tuning/cifar_fed_kd_fetch_sgd.json). In its recorded runs clients are weighted by all of their
+images, now by those of the gradient. Clients have equally many images, or one more: new runs agree up
+to rounding, not to the bit.
 
 Results are in docs/results/fed_kd.md. Those with two seeds are older: in them the divisor got a
 gradient, and sixteen clients had ten rounds. Runs of CNNs have five seeds, which decide most of the

@@ -10,7 +10,7 @@ import optax
 
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
-from fedcodist.core.model import Batch, Model
+from fedcodist.core.model import Batch, Model, in_float32
 
 
 class MutualLosses(NamedTuple):
@@ -80,7 +80,10 @@ def mutual_losses(
             checked_loss(teacher.loss, of_teacher, batch),
             checked_loss(student.loss, of_student, batch),
         )
-        of_teacher, of_student = as_layers(of_teacher), as_layers(of_student)
+        # Models are compared in float32, also where their networks return 16 bits.
+        of_teacher, of_student = (
+            jax.tree.map(in_float32, as_layers(outputs)) for outputs in (of_teacher, of_student)
+        )
         weight = 1 / normaliser(task, mask, mutual)
         log_teacher, log_student = (
             jax.nn.log_softmax(layers.logits) for layers in (of_teacher, of_student)

@@ -45,12 +45,13 @@ def fed_ntd(
     schedule: Schedule = constant,
     hyper: FedNTDHyper = FedNTDHyper(),
 ) -> FederatedMethod:
-    """FedAvg with beta KL(received || client) over the not-true classes: all but an example's label.
+    """FedAvg plus beta tau^2 KL(received || client) over the not-true classes: all but the label.
 
     Both softmaxes have a temperature tau and leave the true class out, so only the label teaches that
-    class. The received model teaches in every round, in evaluation mode. As in the released code, the
-    divergence is not multiplied by tau squared. With beta = 0 this is FedAvg; also with two classes,
-    because the softmax is then over one class.
+    class. The received model teaches in every round, in evaluation mode. The divergence is multiplied
+    by tau squared, as in the released code; the paper's formula has no such factor (not verified: we
+    know the paper from memory only). With beta = 0 this is FedAvg; also with two classes, because the
+    softmax is then over one class.
 
     The defaults are those of the released code's configuration. (Its loss has a default tau of 3, which
     that configuration replaces.)
@@ -79,7 +80,7 @@ def fed_ntd(
         # The teacher is the model that the client received.
         received = Variables(message.params, message.mutable)
 
-        # The loss of the labels, plus beta KL(received || client) over the not-true classes.
+        # The loss of the labels, plus beta tau^2 KL(received || client) over the not-true classes.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
             answers = logits_of(model.apply(received, batch)[0])
             if isinstance(answers, Readout):
@@ -104,7 +105,7 @@ def fed_ntd(
 def not_true_divergence(
     logits: jax.Array, teacher: jax.Array, labels: jax.Array, temperature: Any
 ) -> jax.Array:
-    """KL(teacher || student) of softmaxes over all classes but each example's label, [batch].
+    """tau^2 KL(teacher || student) of softmaxes over all classes but each example's label, [batch].
 
     Args:
       logits, teacher: [batch, classes]; no gradient goes to the teacher.
@@ -120,4 +121,5 @@ def not_true_divergence(
         return jnp.where(not_true, tempered - total, 0)
 
     target = log_probabilities(jax.lax.stop_gradient(teacher))
-    return jnp.sum(jnp.exp(target) * (target - log_probabilities(logits)), axis=-1)
+    divergence = jnp.sum(jnp.exp(target) * (target - log_probabilities(logits)), axis=-1)
+    return temperature**2 * divergence

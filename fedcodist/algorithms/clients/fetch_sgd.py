@@ -64,8 +64,8 @@ def fetch_sgd(
     """Clients send a sketch of one gradient; the server applies the k largest entries of its error.
 
     A client's gradient is that of the mean loss over its examples, or some of them, at the received
-    model and without dropout. S is the mean of the clients' sketches, weighted by their total numbers of
-    examples. The server does (algorithm 1)
+    model and without dropout. S is the mean of the clients' sketches, weighted by the numbers of
+    examples in their gradients, as in the authors' code. The server does (algorithm 1)
 
         momentum <- rho momentum + S
         error <- error + momentum                  (times the learning rate with `rate_in_error`)
@@ -125,7 +125,7 @@ def fetch_sgd(
         gradient = full_gradient(model, training, message, seen, key, train=False)
         table = sketched(flat(gradient), sketch_rows, sketch_columns, seed).table
         metrics = {"num_steps": jnp.int32(1), "examples": seen.size}
-        return ClientResult(table, {}, jnp.asarray(data.size, jnp.float32), client_state, metrics)
+        return ClientResult(table, {}, jnp.asarray(seen.size, jnp.float32), client_state, metrics)
 
     def server_update(
         server: FetchSGDServer, aggregate: Aggregate, round: jax.Array, hyper: FetchSGDHyper

@@ -19,7 +19,7 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Batch, Model, Variables, variable_shapes
+from fedcodist.core.model import Batch, Model, Variables, in_float32, variable_shapes
 from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.models.headed import embedding_of
@@ -135,6 +135,7 @@ def contrast(
         first with the other two.
       temperature: tau.
     """
+    embedding, received, previous = map(in_float32, (embedding, received, previous))
     nearer_to_previous = _cosine(embedding, previous) - _cosine(embedding, received)
     return jax.nn.softplus(nearer_to_previous / temperature)
 

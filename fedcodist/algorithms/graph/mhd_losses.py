@@ -16,7 +16,7 @@ from fedcodist.algorithms.graph.mhd_exchange import CheckpointExchange
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import LARGEST_BATCH, check_choice, check_integer
-from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.model import Batch, Model, Variables, in_float32
 from fedcodist.models.multi_headed import BACKBONE, HeadedOutputs
 
 PyTree = Any
@@ -101,6 +101,8 @@ def distillation_gradient(
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
     """(gradient, mutable state, losses) of the distillation losses on one public batch.
 
+    Outputs of 16 bits are compared in float32.
+
     Args:
       model, variables: the client's model.
       batch: public examples.
@@ -110,6 +112,8 @@ def distillation_gradient(
       key: of dropout and of random choices.
     """
 
+    teachers = jax.tree.map(in_float32, teachers)
+
     def loss(params: PyTree) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
         outputs, mutable = model.apply(
             Variables(params, variables.mutable),
@@ -117,6 +121,7 @@ def distillation_gradient(
             train=True,
             key=keys.derive(key, "dropout"),
         )
+        outputs = jax.tree.map(in_float32, outputs)
         # Equation 2: the distance of normalised embeddings.
         of_embeddings = embedding_loss(outputs, teachers, distillation.embedding_distance)
         of_heads = jnp.zeros(())

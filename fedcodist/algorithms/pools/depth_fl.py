@@ -36,7 +36,14 @@ from fedcodist.core.inputs import ClientData
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Batch, Model, Variables, check_stateless, variable_shapes
+from fedcodist.core.model import (
+    Batch,
+    Model,
+    Variables,
+    check_stateless,
+    in_float32,
+    variable_shapes,
+)
 from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.divergences import kl_divergence, softened_target
@@ -168,7 +175,7 @@ def mutual_divergence(exits: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _exits(outputs: Any) -> tuple[jax.Array, ...]:
-    """The exits' logits; raises TypeError for a network without exits."""
+    """The exits' logits, of 16 bits as float32; raises TypeError for a network without exits."""
     if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
         raise TypeError("DepthFL's networks must have exits, as `with_exits` makes them.")
     if any(getattr(each, "shape", None) != outputs.logits.shape for each in outputs.hidden):
@@ -176,4 +183,4 @@ def _exits(outputs: Any) -> tuple[jax.Array, ...]:
             "DepthFL's networks must return exits' logits [batch, classes] as `hidden`, got layers of "
             "another shape."
         )
-    return outputs.hidden
+    return tuple(map(in_float32, outputs.hidden))

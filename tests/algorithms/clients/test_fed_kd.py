@@ -420,6 +420,24 @@ def test_perfect_predictions_stay_finite(variant):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
+def test_layers_of_16_bits_are_compared_in_float32():
+    """In bfloat16 the divergence of similar models is mostly rounding, and may be below 0."""
+
+    def draws(generator):
+        close = lambda *shape: (1 + 0.1 * generator.normal(size=shape)).astype(jnp.bfloat16)
+        return LayerOutputs(close(4, CLASSES), (close(4, 6),))
+
+    generator = np.random.default_rng(0)
+    layers = draws(generator), draws(generator)
+    batch, task = {"label": jnp.zeros(4, jnp.int32)}, jnp.zeros(4, jnp.float32)
+    models = [Model(None, None, lambda outputs, batch: task, {}, CLASSES)] * 2
+    losses = mutual_losses(*models, MutualLosses(adaptive="none"), 1.0, 1.0)
+    as_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), layers)
+    of_layers = lambda layers: losses(Outputs(*layers, [], jnp.ones(4)), batch)
+    found, expected = jax.jit(lambda *both: list(map(of_layers, both)))(layers, as_float32)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize("heads", [2, 3])
 def test_attention_maps_are_compared_by_heads_or_by_their_mean(heads):
     logits = np.zeros((2, CLASSES))

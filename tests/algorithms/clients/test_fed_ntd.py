@@ -66,8 +66,8 @@ def plain_loop(cohorts, weight, temperature):
             target = softmax(images @ w / temperature, 1 - true)
             own = w
             for _ in range(EPOCHS):
-                # d/dz of KL(q || softmax(z / tau)) is (softmax(z / tau) - q) / tau.
-                pull = (softmax(images @ own / temperature, 1 - true) - target) / temperature
+                # d/dz of tau^2 KL(q || softmax(z / tau)) is tau (softmax(z / tau) - q).
+                pull = temperature * (softmax(images @ own / temperature, 1 - true) - target)
                 slope = softmax(images @ own) - true + weight * pull
                 own = own - RATE * images.T @ slope / len(images)
             results.append(own)
@@ -97,7 +97,7 @@ def test_the_divergence_does_not_see_the_true_class():
     found = not_true_divergence(*draws, labels, 2.0)
     for row, label in enumerate(labels.tolist()):
         p, q = (softmax(np.delete(each[row], label)[None] / 2.0)[0] for each in draws)
-        np.testing.assert_allclose(found[row], np.sum(q * np.log(q / p)), rtol=1e-5)
+        np.testing.assert_allclose(found[row], 2.0**2 * np.sum(q * np.log(q / p)), rtol=1e-5)
     changed = jnp.asarray(draws).at[:, jnp.arange(3), labels].set(jnp.array([[1e4], [-1e4]]))
     slope = jax.grad(lambda z: jnp.sum(not_true_divergence(z, changed[1], labels, 2.0)))(changed[0])
     np.testing.assert_allclose(not_true_divergence(*changed, labels, 2.0), found, rtol=1e-6)

@@ -245,6 +245,7 @@ def test_variates_travel_both_ways():
     "optimizer",
     [
         lambda rate: optax.sgd(rate, momentum=0.9),
+        lambda rate: optax.sgd(rate, momentum=1e-6),
         optax.adam,
         lambda rate: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate)),
         lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate)),
@@ -258,6 +259,12 @@ def test_option_2_refuses_other_optimizers_and_option_1_takes_them(optimizer):
     with pytest.raises(ValueError, match=r"option 2 needs plain SGD as training\.optimizer"):
         variates(training=training)
     variates(option=1, training=training)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_option_2_takes_sgd_whose_momentum_is_0(nesterov):
+    without = functools.partial(optax.sgd, momentum=0.0, nesterov=nesterov)
+    variates(training=TRAINING._replace(optimizer=without))
 
 
 @pytest.mark.slow

@@ -182,13 +182,13 @@ def test_a_gradient_of_examples_that_are_drawn_in_every_round():
         result = update(of(1), jax.random.key(number))
         (pair,) = (p for p, t in tables.items() if np.allclose(result.update, t, atol=1e-5))
         seen.add(pair)
-        assert result.weight == SIZES[1] and result.metrics["examples"] == 2
+        assert result.weight == result.metrics["examples"] == 2
     assert len(seen) > 7  # of ten
     # A client of two examples has no more of them.
     result = update_of(4)(of(2), jax.random.key(0))
     whole = np.tensordot(gradient(w, 2).reshape(-1), unit_sketches(3, 12), 1)
     np.testing.assert_allclose(result.update, whole, atol=1e-5)
-    assert result.metrics["examples"] == SIZES[2]
+    assert result.weight == result.metrics["examples"] == SIZES[2]
 
 
 @pytest.mark.slow

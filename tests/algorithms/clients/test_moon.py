@@ -151,6 +151,14 @@ def test_the_contrast_is_the_papers():
     np.testing.assert_allclose(found, -np.log(first / (first + second)), rtol=1e-5)
 
 
+def test_embeddings_of_16_bits_are_compared_in_float32():
+    near = (1 + 0.1 * np.random.default_rng(1).normal(size=(3, 4, 5))).astype(jnp.bfloat16)
+    of_both = jax.jit(lambda *both: [contrast(*embeddings, 0.5) for embeddings in both])
+    found, expected = of_both(near, near.astype(np.float32))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_embeddings_of_zeros_have_a_gradient():
     zeros, ones = jnp.zeros((1, 3)), jnp.ones((1, 3))
     for z, near, far in ((zeros, ones, zeros), (ones, zeros, zeros), (zeros, zeros, zeros)):

@@ -18,6 +18,7 @@ from fedcodist.algorithms.graph.mhd_losses import (
     head_loss,
     top_few,
 )
+from fedcodist.core.model import Model, Variables
 from fedcodist.models import MLP
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
@@ -217,6 +218,22 @@ def test_public_batches_move_running_averages_only_where_it_is_wanted():
     before = jax.tree.leaves(variables.mutable)
     assert before and all(map(np.array_equal, jax.tree.leaves(usual), before))
     assert not any(map(np.array_equal, jax.tree.leaves(updated), before))
+
+
+def test_embeddings_of_16_bits_are_compared_in_float32():
+    cast = lambda tree, dtype: jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype), tree)
+    rounded = cast((outputs(0, 0), outputs(1, 0, teachers=2)), jnp.bfloat16)
+
+    def losses(outputs):
+        own, others = outputs
+        network = Model(None, lambda variables, *_, **__: (own, {}), None, {}, CLASSES)
+        arguments = Variables({}, {}), {}, others, HeadDistillation(), (1.0, 1.0), jax.random.key(0)
+        return distillation_gradient(network, *arguments)[2]["embedding_loss"]
+
+    of_both = jax.jit(lambda *both: [losses(outputs) for outputs in both])
+    found, expected = of_both(rounded, cast(rounded, np.float32))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_random_choices_are_uniform_over_candidates():

@@ -14,6 +14,7 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.depth_fl import (
     DepthFLHyper,
     _client_update,
+    _exits,
     depth_fl,
     mutual_divergence,
     ramp,
@@ -210,6 +211,12 @@ def test_exits_teach_one_another():
     expected = sum(kl(p[j], p[i]) / 2 for i in range(3) for j in range(3) if i != j)
     np.testing.assert_allclose(mutual_divergence(logits), expected, rtol=1e-4)
     np.testing.assert_array_equal(mutual_divergence(logits[:1]), [0, 0])
+
+
+def test_exits_of_16_bits_are_compared_in_float32():
+    logits = np.ones((2, CLASSES), jnp.bfloat16)
+    exits = _exits(LayerOutputs(logits, (logits, logits)))
+    assert [each.dtype for each in exits] == [jnp.float32] * 2
 
 
 def test_the_weight_grows_as_in_the_authors_code():
