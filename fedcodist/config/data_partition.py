@@ -16,7 +16,7 @@ all splits of a prepared folder are dealt, and none is left for tests. "natural"
 "by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
 partition, `validation` sets a share of the examples apart before the others are dealt: the last ones in
 the order of the data, so these must not be sorted by label, or random ones if the data have several
-clients, whose examples lie together.
+clients or splits, whose examples lie together.
 `feature_noise` is `sigma` of
 `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
@@ -78,8 +78,11 @@ def repartitioned(
             "data.partition.seed is no setting: a partition is drawn with data.seed. Set that instead."
         )
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
+    lie_together = clients.num_clients > 1 or bool(settings.get("all_splits"))
     clients = _drawn(clients, settings.get("examples"), seed)
-    clients, splits = _without_validation(clients, settings.get("validation") or 0.0, seed)
+    clients, splits = _without_validation(
+        clients, settings.get("validation") or 0.0, seed, at_random=lie_together
+    )
     given = offered(deal, _OFFERS, clients, settings.name)
     _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
@@ -164,12 +167,12 @@ def _with_examples(clients: FederatedData, kept: np.ndarray) -> FederatedData:
 
 
 def _without_validation(
-    clients: FederatedData, share: float, seed: int
+    clients: FederatedData, share: float, seed: int, at_random: bool
 ) -> tuple[FederatedData, dict[str, FederatedData]]:
     """(the clients without a share of all examples; these examples as a split).
 
-    They are the last ones of data without clients. Of several clients they are drawn at random, since
-    the last clients may lack many labels. Both parts keep the order of the data.
+    They are the last ones of data without clients. Of several clients or splits they are drawn at
+    random, since the last clients may lack many labels. Both parts keep the order of the data.
     """
     check_number("data.partition.validation", share, low=0, high=1)
     count = round(share * clients.num_examples)
@@ -185,7 +188,7 @@ def _without_validation(
             f"{share}."
         )
     is_apart = np.zeros(clients.num_examples, bool)
-    if clients.num_clients == 1:
+    if not at_random:
         labels = whole_labels(clients.columns.get("label", []))
         in_order = labels.ndim == 1 and len(labels) > 0 and np.all(labels[1:] >= labels[:-1])
         if in_order and labels[0] != labels[-1]:

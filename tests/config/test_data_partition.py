@@ -266,6 +266,19 @@ def test_validation_of_data_that_lie_client_by_client_is_drawn_from_all_of_them(
         assert all(set(c["label"]) == {i} for i, (_, c) in enumerate(splits["train"].clients()))
 
 
+def test_validation_of_all_splits_is_drawn_from_all_of_them():
+    """The clients of 'train' are one client by then, and the test examples are the last ones."""
+    columns = {"image": IMAGES, "label": LABELS, "row": np.arange(120)}
+    splits = {
+        "train": FederatedData.from_arrays(columns, offsets=[0, 40, 80, 120]),
+        "test": FederatedData.from_arrays({**columns, "row": np.arange(120, 240)}, offsets=[0, 120]),
+    }
+    settings = ConfigDict(dict(name="iid", num_clients=4, all_splits=True, validation=0.25))
+    apart = repartitioned(merged(splits), settings, SEED, 255.0)["validation"].columns["row"]
+    assert len(apart) == 60
+    assert all(np.sum(apart // 40 == part) >= 5 for part in range(6))  # ten on average
+
+
 def test_natural_clients_whose_examples_are_all_set_apart_are_left_out():
     columns = {"label": LABELS[:20], "row": np.arange(20)}
     offsets = np.sort([*range(20), 5, 20])  # client 5 has no example, the others one each
