@@ -13,11 +13,12 @@ client's examples.
 
 With `examples`, only that many examples, drawn at random, are dealt. With `all_splits`, the examples of
 all splits of a prepared folder are dealt, and none is left for tests. "natural" keeps the clients,
-"by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
-partition, `validation` sets a share of the examples apart before the others are dealt: the last ones in
-the order of the data, so these must not be sorted by label, or random ones if the data have several
-clients or splits, whose examples lie together.
-`feature_noise` is `sigma` of
+"by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. All splits
+together have no clients that a partition could keep, so only "by_id" is possible then.
+
+With every partition, `validation` sets a share of the examples apart before the others are dealt: the
+last ones in the order of the data, so these must not be sorted by label, or random ones if the data have
+several clients or splits, whose examples lie together. `feature_noise` is `sigma` of
 `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
 """
@@ -84,6 +85,11 @@ def repartitioned(
         clients, settings.get("validation") or 0.0, seed, at_random=lie_together
     )
     given = offered(deal, _OFFERS, clients, settings.name)
+    if settings.get("all_splits") and "clients" in given:
+        raise ValueError(
+            f"data.partition.all_splits must be False with data.partition.name={settings.name!r}, which "
+            "reads the clients of the data: the examples of all splits together have no clients."
+        )
     _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
     if not isinstance(partition, Sequence | Mapping):

@@ -152,6 +152,14 @@ def test_examples_set_apart_are_not_changed():
             dict(name="quantity_log_normal", num_clients=2, sigma=200.0),
             "data.partition.sigma must be",
         ),
+        (
+            dict(name="natural", all_splits=True),
+            r"^data\.partition\.all_splits must be False with data\.partition\.name='natural', which r",
+        ),
+        (
+            dict(name="merge_clients", num_clients=2, all_splits=True),
+            r"^data\.partition\.all_splits must be False with data\.partition\.name='merge_clients'",
+        ),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_setting(settings, message):
