@@ -132,20 +132,40 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
     """The examples of all splits as one client's, with the columns of 'train'.
 
     Raises:
-      ValueError: one line, if a split lacks one of these columns.
+      ValueError: one line, if a split lacks one of these columns, or has other ones of its name.
     """
-    names = list(splits["train"].columns)
+    of_train = splits["train"].columns
+    names = list(of_train)
     for split, data in splits.items():
         if missing := [name for name in names if name not in data.columns]:
             raise ValueError(
                 f"data.partition.all_splits needs {missing[0]!r} in every split, and {split!r} has "
                 f"only {list(data.columns)}. Prepare the folder without {split!r}."
             )
+        for name in names:
+            if not _can_be_joined(data.columns[name], of_train[name]):
+                raise ValueError(
+                    f"data.partition.all_splits needs {name!r} of one kind in every split, and {split!r} "
+                    f"has {_kind(data.columns[name])}, 'train' {_kind(of_train[name])}. Prepare the "
+                    f"folder without {split!r}."
+                )
     columns = {
         name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names
     }
     count = sum(data.num_examples for data in splits.values())
     return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
+
+
+def _can_be_joined(column: np.ndarray, other: np.ndarray) -> bool:
+    """Whether they are one column without a change of values: integers may differ in width."""
+    dtypes = (column.dtype, other.dtype)
+    kinds = {dtype.kind for dtype in dtypes}
+    are_integers = kinds == {"i", "u"} and np.result_type(*dtypes).kind == "i"
+    return column.shape[1:] == other.shape[1:] and (len(kinds) == 1 or are_integers)
+
+
+def _kind(column: np.ndarray) -> str:
+    return f"{column.dtype} {list(column.shape[1:])}"
 
 
 def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedData:

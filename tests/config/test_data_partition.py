@@ -216,6 +216,30 @@ def test_all_splits_need_the_columns_of_the_training_split():
     assert both.num_clients == 1 and both.num_examples == 240 and set(both.columns) == set(COLUMNS)
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("image", np.zeros((2, 5, 5, 1), np.uint8), r"uint8 \[5, 5, 1\], 'train' uint8 \[4, 4, 1\]"),
+        ("image", np.zeros((2, 4, 4, 1)), r"float64 \[4, 4, 1\], 'train' uint8 \[4, 4, 1\]"),
+        ("label", np.eye(6, dtype=int)[:2], r"int64 \[6\], 'train' int64 \[\]"),
+    ],
+)
+def test_all_splits_need_columns_of_one_kind(name, column, message):
+    columns = {key: values[:2] for key, values in COLUMNS.items()} | {name: column}
+    test = FederatedData.from_arrays(columns, offsets=[0, 2])
+    with pytest.raises(
+        ValueError, match=rf"^data.partition.all_splits needs '{name}' .* 'test' has {message}"
+    ) as error:
+        merged({"train": CLIENTS, "test": test})
+    assert "\n" not in str(error.value)
+
+
+def test_all_splits_may_have_integers_and_text_of_other_widths():
+    columns = {**COLUMNS, "label": LABELS.astype(np.uint8), "site": COLUMNS["site"].astype("U9")}
+    both = merged({"train": CLIENTS, "test": FederatedData.from_arrays(columns, offsets=[0, 120])})
+    np.testing.assert_array_equal(both.columns["label"], np.tile(LABELS, 2))
+
+
 def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_sorted_by_label():
     def splits(rows):
         columns = {name: column[rows] for name, column in COLUMNS.items()}
