@@ -250,8 +250,28 @@ def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_so
     mixed = np.random.default_rng(0).permutation(120)
     apart = splits(mixed)["validation"].columns["image"]
     np.testing.assert_array_equal(apart, IMAGES[mixed][-6:])
-    with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
-        splits(np.argsort(LABELS, kind="stable"))
+    for rows in (np.argsort(LABELS, kind="stable"), np.argsort(-LABELS, kind="stable")):
+        with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
+            splits(rows)
+
+
+def test_validation_that_would_lack_a_common_label_is_refused():
+    def splits(labels):
+        data = FederatedData.from_arrays({"label": labels}, offsets=[0, len(labels)])
+        settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.1))
+        return repartitioned(data, settings, SEED, 255.0)
+
+    grouped = np.repeat([3, 1, 7], 200)
+    message = (
+        r"^data\.partition\.validation takes the last 60 examples, which have none of label 1, of "
+        r"which about 22 would be among as many random ones: shuffle the data first\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        splits(grouped)
+    mixed = np.random.default_rng(0).permutation(grouped)
+    assert set(splits(mixed)["validation"].columns["label"]) == {1, 3, 7}
+    rare = np.concatenate([np.full(80, 5), mixed])  # 9 of label 5 are expected
+    assert 5 not in splits(rare)["validation"].columns["label"]
 
 
 def test_validation_of_one_hot_labels_that_are_sorted_is_refused_too():
