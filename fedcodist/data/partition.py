@@ -397,7 +397,9 @@ def capacity_pools(
       num_clients: number of clients.
       fraction: a number is the share of high-capacity clients, rounded down (0.1 of 315 is 31): the pool
         "large" has that many random clients, the pool "small" all clients or all others. A mapping gives
-        the share of each pool.
+        the share of each pool, rounded down too. Where disjoint pools have shares that sum to 1, the
+        clients that are lost by rounding go one each to the pools that lost the largest part of a client,
+        the first ones among equals, so that every client is in a pool.
       seed: of the draw. With the same seed and number of clients, `split_clients` and `merge_clients`
         draw the same order of clients, so give them another seed.
       nested: whether "small" has all clients, as in the paper. With a mapping, nested pools are prefixes
@@ -419,6 +421,8 @@ def capacity_pools(
             name: _clients_of_share(f"fraction[{name!r}]", share, num_clients)
             for name, share in fraction.items()
         }
+        if not nested and abs(sum(fraction.values()) - 1) <= 1e-9:
+            sizes = _with_the_rest(sizes, fraction, num_clients)
     else:
         large = _clients_of_share("fraction", fraction, num_clients)
         sizes = {"small": num_clients if nested else num_clients - large, "large": large}
@@ -531,6 +535,16 @@ def _clients_of_share(name: str, fraction: float, num_clients: int) -> int:
         raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
     # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.
     return math.floor(fraction * num_clients + 1e-9)
+
+
+def _with_the_rest(
+    sizes: Mapping[str, int], fraction: Mapping[str, float], num_clients: int
+) -> dict[str, int]:
+    """Sizes that sum to all clients, by the method of largest remainders."""
+    rest = num_clients - sum(sizes.values())
+    lost = {name: share * num_clients - sizes[name] for name, share in fraction.items()}
+    largest = sorted(lost, key=lost.__getitem__, reverse=True)[:rest]  # keeps the order of equal ones
+    return {name: size + (name in largest) for name, size in sizes.items()}
 
 
 def _half_even_dirichlet(

@@ -422,6 +422,21 @@ def test_three_pools():
     np.testing.assert_array_equal(np.sort(np.concatenate(list(pools.values()))), np.arange(100))
 
 
+@pytest.mark.parametrize(
+    ("num_clients", "fraction", "sizes"),
+    [
+        (10, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, [4, 3, 3]),
+        (315, {"a": 0.5, "b": 0.3, "c": 0.2}, [158, 94, 63]),  # 157.5, 94.5, 63
+        (8, {"a": 0.3, "b": 0.6, "c": 0.1}, [2, 5, 1]),  # 2.4, 4.8, 0.8
+        (10, {"a": 0.33, "b": 0.33, "c": 0.33}, [3, 3, 3]),  # no sum of 1
+    ],
+)
+def test_disjoint_pools_of_all_clients_lose_none_by_rounding(num_clients, fraction, sizes):
+    pools = capacity_pools(num_clients, fraction, seed=1, nested=False)
+    assert [len(pool) for pool in pools.values()] == sizes
+    assert len(np.unique(np.concatenate(list(pools.values())))) == sum(sizes)
+
+
 def test_every_client_is_equally_likely_to_be_of_high_capacity():
     counts = np.zeros(20)
     for seed in range(400):
