@@ -325,9 +325,15 @@ def _unlabelled(
                 f"data.crop must be at most the {min(shape[:2])} of the images of "
                 f"data.unlabelled_folder {folder}, got {crop}."
             )
-    if data is None:  # only methods that distil on the server read these images
-        return np.zeros((0, *image_shape), np.uint8), None
     count = settings.get("num_unlabelled")
+    if data is None:  # only methods that distil on the server read these images
+        if count is not None:
+            raise ValueError(
+                f"data.num_unlabelled must be None without unlabelled images, got {count}: "
+                f"data.unlabelled_folder is None, and data.folder {settings.folder} has no split "
+                "'distillation' or data.partition.all_splits deals it to clients."
+            )
+        return np.zeros((0, *image_shape), np.uint8), None
     count = data.num_examples if count is None else count
     check_integer("data.num_unlabelled", count, low=1)
     if count > data.num_examples:
