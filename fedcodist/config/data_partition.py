@@ -145,9 +145,9 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
         for name in names:
             if not _can_be_joined(data.columns[name], of_train[name]):
                 raise ValueError(
-                    f"data.partition.all_splits needs {name!r} of one kind in every split, and {split!r} "
-                    f"has {_kind(data.columns[name])}, 'train' {_kind(of_train[name])}. Prepare the "
-                    f"folder without {split!r}."
+                    f"data.partition.all_splits needs {name!r} of one kind in every split, and "
+                    f"{split!r} has {_kind(data.columns[name])}, 'train' {_kind(of_train[name])}. "
+                    f"Prepare the folder without {split!r}."
                 )
     columns = {
         name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names

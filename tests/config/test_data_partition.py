@@ -74,6 +74,12 @@ def test_a_config_gives_the_librarys_partition(name):
         np.testing.assert_array_equal(train.client(index)["image"], COLUMNS["image"][part])
 
 
+def test_a_config_gives_the_balanced_dirichlet():
+    train = dealt(name="dirichlet", num_clients=5, concentration=0.2, balanced=True)["train"]
+    parts = partition.dirichlet(LABELS, 5, 0.2, SEED, balanced=True)
+    np.testing.assert_array_equal(train.columns["image"], IMAGES[np.concatenate(parts)])
+
+
 def test_whole_clients_are_merged():
     train = dealt(name="merge_clients", num_clients=4)["train"]
     assert train.client_sizes.tolist() == [30] * 4
@@ -133,7 +139,7 @@ def test_examples_set_apart_are_not_changed():
         ),
         (
             dict(name="dirichlet", num_clients=6, concentration=0.1, shards_per_client=2),
-            r"^data\.partition\.shards_per_client is not a setting of dirichlet, which has conc",
+            r"^data\.partition\.shards_per_client is not a setting of dirichlet, which has bala",
         ),
         (
             dict(name="natural", num_clients=6),
@@ -219,7 +225,11 @@ def test_all_splits_need_the_columns_of_the_training_split():
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("image", np.zeros((2, 5, 5, 1), np.uint8), r"uint8 \[5, 5, 1\], 'train' uint8 \[4, 4, 1\]"),
+        (
+            "image",
+            np.zeros((2, 5, 5, 1), np.uint8),
+            r"uint8 \[5, 5, 1\], 'train' uint8 \[4, 4, 1\]",
+        ),
         ("image", np.zeros((2, 4, 4, 1)), r"float64 \[4, 4, 1\], 'train' uint8 \[4, 4, 1\]"),
         ("label", np.eye(6, dtype=int)[:2], r"int64 \[6\], 'train' int64 \[\]"),
     ],
@@ -323,7 +333,9 @@ def test_validation_of_all_splits_is_drawn_from_all_of_them():
     columns = {"image": IMAGES, "label": LABELS, "row": np.arange(120)}
     splits = {
         "train": FederatedData.from_arrays(columns, offsets=[0, 40, 80, 120]),
-        "test": FederatedData.from_arrays({**columns, "row": np.arange(120, 240)}, offsets=[0, 120]),
+        "test": FederatedData.from_arrays(
+            {**columns, "row": np.arange(120, 240)}, offsets=[0, 120]
+        ),
     }
     settings = ConfigDict(dict(name="iid", num_clients=4, all_splits=True, validation=0.25))
     apart = repartitioned(merged(splits), settings, SEED, 255.0)["validation"].columns["row"]

@@ -532,7 +532,9 @@ def test_a_number_of_unlabelled_images_needs_some(prepared):
     config.data.partition = dict(name="iid", num_clients=2, all_splits=True)
     assert len(reading.load_data(config.data).unlabelled) == 0
     config.data.num_unlabelled = 4
-    with pytest.raises(ValueError, match=r"^data\.num_unlabelled must be None without [^\n]*, got 4"):
+    with pytest.raises(
+        ValueError, match=r"^data\.num_unlabelled must be None without [^\n]*, got 4"
+    ):
         reading.load_data(config.data)
 
 
