@@ -14,13 +14,16 @@ does, with concentration 0.1 or with 2 labels (CIFAR-10) or 10 labels (CIFAR-100
 of each client's images are its test images. Pixels are normalised by mean and deviation 0.5, without
 augmentation.
 
-These are the differences. HtFLlib leaves out the last, smaller batch of an epoch, always visits images
-in one order, stops 100 rounds after the best one, and reports this round, the best by test accuracy.
-Here every image is visited, in a new order in each epoch, and test images are evaluated after the last
-round only. HtFLlib's pathological split deals labels to clients in their order and in unequal parts.
-HtFLlib clips gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. Here they are not
-clipped. FedProto predicts with its heads, and there by the nearest prototype. The number of rounds is
-our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
+These are the differences. In PFLlib's Dirichlet division, a client that has reached the mean size gets
+no images of further labels. Here, and in all recorded runs, there is no such limit
+(`data.partition.balanced` is left out), so clients' sizes differ more. The test share is rounded, and
+there rounded up. HtFLlib leaves out the last, smaller batch of an epoch, always visits images in one
+order, stops 100 rounds after the best one, and reports this round, the best by test accuracy. Here every
+image is visited, in a new order in each epoch, and test images are evaluated after the last round only.
+HtFLlib's pathological split deals labels to clients in their order and in unequal parts. HtFLlib clips
+gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. Here they are not clipped. FedProto
+predicts with its heads, and there by the nearest prototype. The number of rounds is our choice, since
+HtFLlib's limit of 2,000 is hardly ever reached.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 4 to

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,18 @@ def number_of_classes(
     """
     if folder is not None:
         declared = _of_manifest(folder)
+    return classes_of_labels(labels_of(splits), declared)
+
+
+def labels_of(splits: Mapping[str, FederatedData]) -> dict[str, Any]:
+    """Name -> labels of the splits that have some."""
+    return {name: data.columns["label"] for name, data in splits.items() if "label" in data.columns}
+
+
+def classes_of_labels(labels: Mapping[str, Any], declared: int | None = None) -> int:
+    """As `number_of_classes`, of name -> labels."""
     most, smallest = 0, 0
-    for name, least, largest in _label_ranges(splits):
+    for name, least, largest in _label_ranges(labels):
         if least < 0 or (declared is not None and largest >= declared):
             allowed = (
                 "0 or more" if declared is None else f"0 to {declared - 1}, as the data declare"
@@ -60,10 +71,9 @@ def number_of_classes(
     return most if declared is None else declared
 
 
-def _label_ranges(splits: Mapping[str, FederatedData]) -> Iterable[tuple[str, int, int]]:
-    for name, split in splits.items():
-        labels = split.columns.get("label")
-        if labels is None or not len(labels):
+def _label_ranges(labels_by_split: Mapping[str, Any]) -> Iterable[tuple[str, int, int]]:
+    for name, labels in labels_by_split.items():
+        if not len(labels):
             continue
         if labels.ndim == 2 and labels.shape[1] > 1:  # one-hot
             yield name, 0, labels.shape[1] - 1

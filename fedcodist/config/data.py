@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedcodist.config.classes import number_of_classes
+from fedcodist.config.classes import labels_of, number_of_classes
 from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
 from fedcodist.config.data_graph import PRIMARY, load_primary
@@ -61,6 +61,8 @@ class Data(NamedTuple):
         where `public`, `text` or `models` determine it.
       client_splits: name -> every client's own test examples: 'client_test', where
         `data.client_test_share` is set, and 'unseen_clients', where `data.unseen_clients` is.
+      labels: split -> labels, before examples were taken away. Where `num_classes` is None, the classes
+        are counted in them.
     """
 
     splits: Mapping[str, FederatedData]
@@ -74,6 +76,7 @@ class Data(NamedTuple):
     num_classes: int | None = None
     client_splits: Mapping[str, ClientSplit] = {}
     unlabelled_labels: np.ndarray | None = None
+    labels: Mapping[str, np.ndarray] = {}
 
     @property
     def inputs(self) -> str:
@@ -94,6 +97,8 @@ def load_data(settings: ConfigDict) -> Data:
     if data.public is not None:
         public = data.public._replace(**own_preprocessing)
         data = data._replace(public=public)
+    if not data.labels:
+        data = data._replace(labels=_labels_of(data))
     return _with_client_splits(data._replace(**own_preprocessing), settings)
 
 
@@ -172,6 +177,7 @@ def _referenced(settings: ConfigDict) -> Data:
             )
         return loaded
     splits = checked_splits(settings.name, loaded)
+    all_labels = labels_of(splits)
     if (partition := settings.get("partition")) is not None:
         _check_no_all_splits(settings)
         _check_no_validation(settings, splits)
@@ -185,7 +191,16 @@ def _referenced(settings: ConfigDict) -> Data:
                 f"got {sorted(columns)}."
             )
         unlabelled, labels = columns["image"], columns.get("label")
-    return Data(splits, unlabelled, as_they_are, as_they_are, unlabelled_labels=labels)
+    return Data(
+        splits, unlabelled, as_they_are, as_they_are, unlabelled_labels=labels, labels=all_labels
+    )
+
+
+def _labels_of(data: Data) -> dict[str, np.ndarray]:
+    labels = labels_of(data.splits)
+    if data.unlabelled_labels is not None:
+        labels["distillation"] = data.unlabelled_labels
+    return labels
 
 
 def _check_no_all_splits(settings: ConfigDict) -> None:
@@ -310,9 +325,15 @@ def _unlabelled(
                 f"data.crop must be at most the {min(shape[:2])} of the images of "
                 f"data.unlabelled_folder {folder}, got {crop}."
             )
-    if data is None:  # only methods that distil on the server read these images
-        return np.zeros((0, *image_shape), np.uint8), None
     count = settings.get("num_unlabelled")
+    if data is None:  # only methods that distil on the server read these images
+        if count is not None:
+            raise ValueError(
+                f"data.num_unlabelled must be None without unlabelled images, got {count}: "
+                f"data.unlabelled_folder is None, and data.folder {settings.folder} has no split "
+                "'distillation' or data.partition.all_splits deals it to clients."
+            )
+        return np.zeros((0, *image_shape), np.uint8), None
     count = data.num_examples if count is None else count
     check_integer("data.num_unlabelled", count, low=1)
     if count > data.num_examples:

@@ -13,11 +13,12 @@ client's examples.
 
 With `examples`, only that many examples, drawn at random, are dealt. With `all_splits`, the examples of
 all splits of a prepared folder are dealt, and none is left for tests. "natural" keeps the clients,
-"by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. With every
-partition, `validation` sets a share of the examples apart before the others are dealt: the last ones in
-the order of the data, so these must not be sorted by label, or random ones if the data have several
-clients, whose examples lie together.
-`feature_noise` is `sigma` of
+"by_id" takes the clients that `column` names, and "merge_clients" deals whole clients. All splits
+together have no clients that a partition could keep, so only "by_id" is possible then.
+
+With every partition, `validation` sets a share of the examples apart before the others are dealt: the
+last ones in the order of the data, so these must not be sorted by label, or random ones if the data have
+several clients or splits, whose examples lie together. `feature_noise` is `sigma` of
 `fedcodist.data.feature_skew.feature_noise`, and `feature_rotations` the `rotations` of
 `feature_rotation`; both change the clients' images and no other split.
 """
@@ -78,9 +79,17 @@ def repartitioned(
             "data.partition.seed is no setting: a partition is drawn with data.seed. Set that instead."
         )
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
+    lie_together = clients.num_clients > 1 or bool(settings.get("all_splits"))
     clients = _drawn(clients, settings.get("examples"), seed)
-    clients, splits = _without_validation(clients, settings.get("validation") or 0.0, seed)
+    clients, splits = _without_validation(
+        clients, settings.get("validation") or 0.0, seed, at_random=lie_together
+    )
     given = offered(deal, _OFFERS, clients, settings.name)
+    if settings.get("all_splits") and "clients" in given:
+        raise ValueError(
+            f"data.partition.all_splits must be False with data.partition.name={settings.name!r}, which "
+            "reads the clients of the data: the examples of all splits together have no clients."
+        )
     _check_arguments(settings, accepted(deal, given) - {"seed", *given})
     partition = bind(deal, settings, "data.partition.", seed=seed, **given)
     if not isinstance(partition, Sequence | Mapping):
@@ -123,20 +132,40 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
     """The examples of all splits as one client's, with the columns of 'train'.
 
     Raises:
-      ValueError: one line, if a split lacks one of these columns.
+      ValueError: one line, if a split lacks one of these columns, or has other ones of its name.
     """
-    names = list(splits["train"].columns)
+    of_train = splits["train"].columns
+    names = list(of_train)
     for split, data in splits.items():
         if missing := [name for name in names if name not in data.columns]:
             raise ValueError(
                 f"data.partition.all_splits needs {missing[0]!r} in every split, and {split!r} has "
                 f"only {list(data.columns)}. Prepare the folder without {split!r}."
             )
+        for name in names:
+            if not _can_be_joined(data.columns[name], of_train[name]):
+                raise ValueError(
+                    f"data.partition.all_splits needs {name!r} of one kind in every split, and "
+                    f"{split!r} has {_kind(data.columns[name])}, 'train' {_kind(of_train[name])}. "
+                    f"Prepare the folder without {split!r}."
+                )
     columns = {
         name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names
     }
     count = sum(data.num_examples for data in splits.values())
     return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
+
+
+def _can_be_joined(column: np.ndarray, other: np.ndarray) -> bool:
+    """Whether they are one column without a change of values: integers may differ in width."""
+    dtypes = (column.dtype, other.dtype)
+    kinds = {dtype.kind for dtype in dtypes}
+    are_integers = kinds == {"i", "u"} and np.result_type(*dtypes).kind == "i"
+    return column.shape[1:] == other.shape[1:] and (len(kinds) == 1 or are_integers)
+
+
+def _kind(column: np.ndarray) -> str:
+    return f"{column.dtype} {list(column.shape[1:])}"
 
 
 def _drawn(clients: FederatedData, count: int | None, seed: int) -> FederatedData:
@@ -164,12 +193,12 @@ def _with_examples(clients: FederatedData, kept: np.ndarray) -> FederatedData:
 
 
 def _without_validation(
-    clients: FederatedData, share: float, seed: int
+    clients: FederatedData, share: float, seed: int, at_random: bool
 ) -> tuple[FederatedData, dict[str, FederatedData]]:
     """(the clients without a share of all examples; these examples as a split).
 
-    They are the last ones of data without clients. Of several clients they are drawn at random, since
-    the last clients may lack many labels. Both parts keep the order of the data.
+    They are the last ones of data without clients. Of several clients or splits they are drawn at
+    random, since the last clients may lack many labels. Both parts keep the order of the data.
     """
     check_number("data.partition.validation", share, low=0, high=1)
     count = round(share * clients.num_examples)
@@ -185,14 +214,8 @@ def _without_validation(
             f"{share}."
         )
     is_apart = np.zeros(clients.num_examples, bool)
-    if clients.num_clients == 1:
-        labels = whole_labels(clients.columns.get("label", []))
-        in_order = labels.ndim == 1 and len(labels) > 0 and np.all(labels[1:] >= labels[:-1])
-        if in_order and labels[0] != labels[-1]:
-            raise ValueError(
-                "data.partition.validation takes the last examples, which have only the last labels, "
-                "since the data are sorted by label: shuffle them first."
-            )
+    if not at_random:
+        _check_mixed(whole_labels(clients.columns.get("label", [])), count)
         is_apart[clients.num_examples - count :] = True
     else:
         # With the purpose's name it is another draw than those of the partition with this seed.
@@ -201,6 +224,30 @@ def _without_validation(
     columns = {name: column[is_apart] for name, column in clients.columns.items()}
     validation = FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["validation"])
     return _with_examples(clients, np.flatnonzero(~is_apart)), {"validation": validation}
+
+
+def _check_mixed(labels: np.ndarray, count: int) -> None:
+    """Raises ValueError where the last `count` examples lack labels, by the order of the data."""
+    if labels.ndim != 1 or not len(labels):
+        return
+    sorted_by_label = np.all(labels[1:] >= labels[:-1]) or np.all(labels[1:] <= labels[:-1])
+    if sorted_by_label and labels[0] != labels[-1]:
+        raise ValueError(
+            "data.partition.validation takes the last examples, which have only the last labels, "
+            "since the data are sorted by label: shuffle them first."
+        )
+    values, index = np.unique(labels, return_inverse=True)
+    expected = np.bincount(index[:-count], minlength=len(values)) * count / (len(labels) - count)
+    found = np.bincount(index[-count:], minlength=len(values))
+    # Of shuffled examples a label of which n are expected is missing with a probability of about e^-n,
+    # so there is a wrong alarm in one of 20,000 data sets, whatever the number of labels.
+    least = 10 + np.log(len(values))
+    if missing := np.flatnonzero((found == 0) & (expected >= least)).tolist():
+        raise ValueError(
+            f"data.partition.validation takes the last {count} examples, which have none of label "
+            f"{values[missing[0]]}, of which about {expected[missing[0]]:.0f} would be among as many "
+            "random ones: shuffle the data first."
+        )
 
 
 def _natural(clients: FederatedData) -> dict[str, np.ndarray]:

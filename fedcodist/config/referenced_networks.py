@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedcodist.config.classes import number_of_classes
+from fedcodist.config.classes import classes_of_labels
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.references import called, function_at, signature_of
@@ -114,6 +114,8 @@ def preprocessed_shapes(data: Data) -> Mapping[str, jax.ShapeDtypeStruct]:
 def classes_of(data: Data) -> int:
     """How many outputs a classifier of the data needs: one for each label, of public examples too.
 
+    Labels count that no client has any more, since which ones these are depends on `data.seed`.
+
     Raises:
       ValueError: the examples have no labels.
     """
@@ -122,7 +124,7 @@ def classes_of(data: Data) -> int:
         return classes
     if not any("label" in split.columns for split in data.splits.values()):
         raise ValueError("data.name must be of labelled examples, which have a column 'label'.")
-    return number_of_classes(data.splits)
+    return classes_of_labels(data.labels)
 
 
 def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[str, int]:

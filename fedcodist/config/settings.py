@@ -294,6 +294,7 @@ ALLOWED: dict[str, Check] = {
     "data.partition.leaf_concentration": _number(above=0),
     "data.partition.together": _whole(),
     "data.partition.min_size": _whole(),
+    "data.partition.balanced": check_boolean,
     "data.partition.sigma": _RATE,
     "data.partition.column": check_text,
     "data.partition.feature_noise": _or_none(_RATE),

@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist.core.extras import install_command
 from fedcodist.data.column_choice import column_choice
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.pictures import is_picture, pixels
 
 _INSTALL = install_command("hf")
 _READ_AT_ONCE = 1000  # examples
@@ -206,14 +207,12 @@ def _of_another_shape(
 
 
 def _image(name: str, image: Any, example: int) -> np.ndarray:
-    if not hasattr(image, "mode"):
+    if not is_picture(image):
         raise TypeError(
             f"feature {name!r} of example {example} must be a decoded image, got "
             f"{type(image).__name__}; cast_column(..., datasets.Image()) decodes them"
         )
-    # A palette's indices, pixels of one bit and inks are no colours of light.
-    colours = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}.get(image.mode)
-    array = np.asarray(image if colours is None else image.convert(colours))
+    array = pixels(image)
     if array.dtype != np.uint8:
         raise TypeError(
             f"feature {name!r} of example {example} must be an image of 8 bits, got mode {image.mode!r}"

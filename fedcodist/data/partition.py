@@ -32,7 +32,12 @@ def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
 
 
 def dirichlet(
-    labels: Any, num_clients: int, concentration: float, seed: int, min_size: int = 1
+    labels: Any,
+    num_clients: int,
+    concentration: float,
+    seed: int,
+    min_size: int = 1,
+    balanced: bool = False,
 ) -> list[np.ndarray]:
     """Splits the examples of each label in proportions drawn from a symmetric Dirichlet over clients.
 
@@ -46,21 +51,30 @@ def dirichlet(
       concentration: a large one gives every client the same mix of labels, a small one few labels each.
       seed: of the draws.
       min_size: the least number of examples of a client.
+      balanced: whether a client that has reached the mean size gets no examples of further labels, in
+        ascending order of labels. Sizes differ less then, and the last labels have fewer clients. It is
+        the division of [PFLlib](https://github.com/TsingZ0/PFLlib) and HtFLlib, but for `min_size`.
 
     Raises:
-      ValueError: concentration <= 0, or fewer than `num_clients * min_size` examples.
+      ValueError, TypeError: concentration <= 0, fewer than `num_clients * min_size` examples, or
+        `balanced` that is not bool.
     """
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
     _check_min_size(min_size, num_clients, len(labels))
+    check_boolean("balanced", balanced)
     rng = _generator(seed)
     owner = np.empty(len(labels), np.int64)
+    sizes, mean = np.zeros(num_clients), len(labels) / num_clients
     for label in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == label))
         shares = _dirichlet_draw(rng, concentration, num_clients)
+        if balanced:
+            shares = _of_clients_below(mean, sizes, shares)
         cuts = np.rint(np.cumsum(shares)[:-1] * len(examples)).astype(np.int64)
         owner[examples] = np.searchsorted(cuts, np.arange(len(examples)), side="right")
+        sizes += np.bincount(owner[examples], minlength=num_clients)
     return _with_min_size(_examples_of_owner(owner, num_clients), min_size, rng)
 
 
@@ -397,7 +411,9 @@ def capacity_pools(
       num_clients: number of clients.
       fraction: a number is the share of high-capacity clients, rounded down (0.1 of 315 is 31): the pool
         "large" has that many random clients, the pool "small" all clients or all others. A mapping gives
-        the share of each pool.
+        the share of each pool, rounded down too. Where the shares of disjoint pools sum to 1, every
+        client is in a pool: those lost by rounding go one each to the pools that lost the largest part
+        of a client, the first ones among equals.
       seed: of the draw. With the same seed and number of clients, `split_clients` and `merge_clients`
         draw the same order of clients, so give them another seed.
       nested: whether "small" has all clients, as in the paper. With a mapping, nested pools are prefixes
@@ -419,6 +435,8 @@ def capacity_pools(
             name: _clients_of_share(f"fraction[{name!r}]", share, num_clients)
             for name, share in fraction.items()
         }
+        if not nested and abs(sum(fraction.values()) - 1) <= 1e-9:
+            sizes = _with_the_rest(sizes, fraction, num_clients)
     else:
         large = _clients_of_share("fraction", fraction, num_clients)
         sizes = {"small": num_clients if nested else num_clients - large, "large": large}
@@ -533,6 +551,17 @@ def _clients_of_share(name: str, fraction: float, num_clients: int) -> int:
     return math.floor(fraction * num_clients + 1e-9)
 
 
+def _with_the_rest(
+    sizes: Mapping[str, int], fraction: Mapping[str, float], num_clients: int
+) -> dict[str, int]:
+    """Sizes that sum to all clients, by the method of largest remainders."""
+    rest = num_clients - sum(sizes.values())
+    lost = {name: share * num_clients - sizes[name] for name, share in fraction.items()}
+    # Equal ones keep their order.
+    largest = sorted(lost, key=lost.__getitem__, reverse=True)[:rest]
+    return {name: size + (name in largest) for name, size in sizes.items()}
+
+
 def _half_even_dirichlet(
     labels: np.ndarray,
     examples: np.ndarray,
@@ -547,9 +576,7 @@ def _half_even_dirichlet(
         sizes = np.zeros(count)
         for label in np.unique(labels[examples]):
             shuffled = rng.permutation(examples[labels[examples] == label])
-            weights = _dirichlet_draw(rng, concentration, count) * (sizes < mean)
-            total = weights.sum()
-            weights = weights / total if total > 0 else (sizes < mean) / (sizes < mean).sum()
+            weights = _of_clients_below(mean, sizes, _dirichlet_draw(rng, concentration, count))
             cuts = np.rint(np.cumsum(weights)[:-1] * len(shuffled)).astype(np.int64)
             for client, part in enumerate(np.split(shuffled, cuts)):
                 parts[client].append(part)
@@ -560,6 +587,14 @@ def _half_even_dirichlet(
         f"concentration={concentration:g} leaves a client with less than half of its "
         f"{mean:g} examples in each of 1000 draws; a larger one, or more labels, would not"
     )
+
+
+def _of_clients_below(mean: float, sizes: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The shares of clients that are smaller than the mean, which sum to 1; the others have none."""
+    is_smaller = sizes < mean
+    weights = shares * is_smaller
+    total = weights.sum()
+    return weights / total if total > 0 else is_smaller / is_smaller.sum()
 
 
 def _dirichlet_draw(rng: np.random.Generator, concentration: float, size: int) -> np.ndarray:

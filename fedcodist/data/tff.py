@@ -35,7 +35,7 @@ def from_client_data(
     Raises:
       TypeError: an object without that interface.
       ValueError, TypeError: names the client and example whose columns, shapes or dtypes differ from the
-        first example's.
+        first example's, or whose bytes end in NUL.
     """
     for attribute in ("client_ids", "create_tf_dataset_for_client"):
         if not hasattr(client_data, attribute):
@@ -53,7 +53,7 @@ def from_client_data(
             where = f"client {client_id!r}, example {row}"
             try:
                 named = _named(example, names)
-                arrays = {name: np.asarray(to_numpy(value)) for name, value in named.items()}
+                arrays = {name: _array(to_numpy(value)) for name, value in named.items()}
                 table.append(arrays)
             except TypeError as error:
                 raise TypeError(f"{where} {error}") from None
@@ -190,6 +190,13 @@ def numpy_examples(dataset: Any) -> Iterable[Any]:
 def to_numpy(value: Any) -> Any:
     """The array of an eager tensor; anything else unchanged."""
     return value.numpy() if hasattr(value, "numpy") else value
+
+
+def _array(value: Any) -> np.ndarray:
+    """An array of a value; bytes stay Python's, since NumPy's lose a NUL at their end."""
+    array = np.asarray(value)
+    is_bytes = array.dtype.kind == "S" and not isinstance(value, np.ndarray)
+    return np.asarray(value, object) if is_bytes else array
 
 
 def _checked_features(

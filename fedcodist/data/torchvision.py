@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.data.pictures import is_picture, pixels
+
 _CHANNELS = (1, 3, 4)
 
 
@@ -17,7 +19,8 @@ def from_torchvision(dataset: Any) -> dict[str, np.ndarray]:
     Args:
       dataset: has `data` and `targets` (or `labels`), arrays or tensors, as CIFAR10, MNIST and SVHN do;
         its transform is not applied. Or a sequence of pairs (image, label), as ImageFolder is, with
-        images of one size after its transform.
+        images of one size after its transform. Pictures of PIL become their colours: those of a palette,
+        of inks (CMYK) or YCbCr are RGB, and pixels of one bit are 0 and 255.
 
     Returns:
       `image` `[examples, height, width, channels]` of the data set's dtype, mostly uint8, and `label`
@@ -87,4 +90,6 @@ def _of_pairs(dataset: Any) -> tuple[np.ndarray, list[Any]]:
 
 def _array(value: Any) -> np.ndarray:
     """An array, a tensor (which must not be on an accelerator), a PIL image or a list."""
+    if is_picture(value):
+        return pixels(value)
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)

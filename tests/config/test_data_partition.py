@@ -74,6 +74,12 @@ def test_a_config_gives_the_librarys_partition(name):
         np.testing.assert_array_equal(train.client(index)["image"], COLUMNS["image"][part])
 
 
+def test_a_config_gives_the_balanced_dirichlet():
+    train = dealt(name="dirichlet", num_clients=5, concentration=0.2, balanced=True)["train"]
+    parts = partition.dirichlet(LABELS, 5, 0.2, SEED, balanced=True)
+    np.testing.assert_array_equal(train.columns["image"], IMAGES[np.concatenate(parts)])
+
+
 def test_whole_clients_are_merged():
     train = dealt(name="merge_clients", num_clients=4)["train"]
     assert train.client_sizes.tolist() == [30] * 4
@@ -133,7 +139,7 @@ def test_examples_set_apart_are_not_changed():
         ),
         (
             dict(name="dirichlet", num_clients=6, concentration=0.1, shards_per_client=2),
-            r"^data\.partition\.shards_per_client is not a setting of dirichlet, which has conc",
+            r"^data\.partition\.shards_per_client is not a setting of dirichlet, which has bala",
         ),
         (
             dict(name="natural", num_clients=6),
@@ -151,6 +157,14 @@ def test_examples_set_apart_are_not_changed():
         (
             dict(name="quantity_log_normal", num_clients=2, sigma=200.0),
             "data.partition.sigma must be",
+        ),
+        (
+            dict(name="natural", all_splits=True),
+            r"^data\.partition\.all_splits must be False with data\.partition\.name='natural', which r",
+        ),
+        (
+            dict(name="merge_clients", num_clients=2, all_splits=True),
+            r"^data\.partition\.all_splits must be False with data\.partition\.name='merge_clients'",
         ),
     ],
 )
@@ -208,6 +222,34 @@ def test_all_splits_need_the_columns_of_the_training_split():
     assert both.num_clients == 1 and both.num_examples == 240 and set(both.columns) == set(COLUMNS)
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        (
+            "image",
+            np.zeros((2, 5, 5, 1), np.uint8),
+            r"uint8 \[5, 5, 1\], 'train' uint8 \[4, 4, 1\]",
+        ),
+        ("image", np.zeros((2, 4, 4, 1)), r"float64 \[4, 4, 1\], 'train' uint8 \[4, 4, 1\]"),
+        ("label", np.eye(6, dtype=int)[:2], r"int64 \[6\], 'train' int64 \[\]"),
+    ],
+)
+def test_all_splits_need_columns_of_one_kind(name, column, message):
+    columns = {key: values[:2] for key, values in COLUMNS.items()} | {name: column}
+    test = FederatedData.from_arrays(columns, offsets=[0, 2])
+    with pytest.raises(
+        ValueError, match=rf"^data.partition.all_splits needs '{name}' .* 'test' has {message}"
+    ) as error:
+        merged({"train": CLIENTS, "test": test})
+    assert "\n" not in str(error.value)
+
+
+def test_all_splits_may_have_integers_and_text_of_other_widths():
+    columns = {**COLUMNS, "label": LABELS.astype(np.uint8), "site": COLUMNS["site"].astype("U9")}
+    both = merged({"train": CLIENTS, "test": FederatedData.from_arrays(columns, offsets=[0, 120])})
+    np.testing.assert_array_equal(both.columns["label"], np.tile(LABELS, 2))
+
+
 def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_sorted_by_label():
     def splits(rows):
         columns = {name: column[rows] for name, column in COLUMNS.items()}
@@ -218,8 +260,28 @@ def test_validation_of_data_without_clients_is_the_last_ones_unless_these_are_so
     mixed = np.random.default_rng(0).permutation(120)
     apart = splits(mixed)["validation"].columns["image"]
     np.testing.assert_array_equal(apart, IMAGES[mixed][-6:])
-    with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
-        splits(np.argsort(LABELS, kind="stable"))
+    for rows in (np.argsort(LABELS, kind="stable"), np.argsort(-LABELS, kind="stable")):
+        with pytest.raises(ValueError, match=r"^data\.partition\.validation .* sorted by label"):
+            splits(rows)
+
+
+def test_validation_that_would_lack_a_common_label_is_refused():
+    def splits(labels):
+        data = FederatedData.from_arrays({"label": labels}, offsets=[0, len(labels)])
+        settings = ConfigDict(dict(name="iid", num_clients=4, validation=0.1))
+        return repartitioned(data, settings, SEED, 255.0)
+
+    grouped = np.repeat([3, 1, 7], 200)
+    message = (
+        r"^data\.partition\.validation takes the last 60 examples, which have none of label 1, of "
+        r"which about 22 would be among as many random ones: shuffle the data first\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        splits(grouped)
+    mixed = np.random.default_rng(0).permutation(grouped)
+    assert set(splits(mixed)["validation"].columns["label"]) == {1, 3, 7}
+    rare = np.concatenate([np.full(80, 5), mixed])  # 9 of label 5 are expected
+    assert 5 not in splits(rare)["validation"].columns["label"]
 
 
 def test_validation_of_one_hot_labels_that_are_sorted_is_refused_too():
@@ -264,6 +326,21 @@ def test_validation_of_data_that_lie_client_by_client_is_drawn_from_all_of_them(
     assert set(apart["row"]) != set(other["validation"].columns["row"])
     if name == "natural":
         assert all(set(c["label"]) == {i} for i, (_, c) in enumerate(splits["train"].clients()))
+
+
+def test_validation_of_all_splits_is_drawn_from_all_of_them():
+    """The clients of 'train' are one client by then, and the test examples are the last ones."""
+    columns = {"image": IMAGES, "label": LABELS, "row": np.arange(120)}
+    splits = {
+        "train": FederatedData.from_arrays(columns, offsets=[0, 40, 80, 120]),
+        "test": FederatedData.from_arrays(
+            {**columns, "row": np.arange(120, 240)}, offsets=[0, 120]
+        ),
+    }
+    settings = ConfigDict(dict(name="iid", num_clients=4, all_splits=True, validation=0.25))
+    apart = repartitioned(merged(splits), settings, SEED, 255.0)["validation"].columns["row"]
+    assert len(apart) == 60
+    assert all(np.sum(apart // 40 == part) >= 5 for part in range(6))  # ten on average
 
 
 def test_natural_clients_whose_examples_are_all_set_apart_are_left_out():

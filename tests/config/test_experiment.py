@@ -527,6 +527,17 @@ def test_another_folder_supplies_unlabelled_images(prepared, tmp_path):
     assert sets[7] < sets[20] < sets[None] == {row.tobytes() for row in images}
 
 
+def test_a_number_of_unlabelled_images_needs_some(prepared):
+    config = prepared()
+    config.data.partition = dict(name="iid", num_clients=2, all_splits=True)
+    assert len(reading.load_data(config.data).unlabelled) == 0
+    config.data.num_unlabelled = 4
+    with pytest.raises(
+        ValueError, match=r"^data\.num_unlabelled must be None without [^\n]*, got 4"
+    ):
+        reading.load_data(config.data)
+
+
 def test_the_test_split_is_kept_for_the_end(prepared):
     config = prepared()
     config.evaluation.update(splits=("held_out",), final_splits=("test",))

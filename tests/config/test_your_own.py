@@ -22,6 +22,7 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.config.graph_methods import decentralised_groups
 from fedcodist.config.loggers import callbacks_of, checked_callbacks, loggers_of
 from fedcodist.config.party_methods import party_groups
+from fedcodist.config.referenced_networks import classes_of
 from fedcodist.config.registry import ENTRIES, algorithm_entry
 from fedcodist.config.settings import check_settings
 from fedcodist.configs import digits_mhd, digits_parties
@@ -50,6 +51,16 @@ def load(rows=12, wrong=None):
     if wrong == "held_out": return {"train": data, "held_out": 3}
     if wrong == "columns": return {"train": data, "test": columns}
     return {"train": data, "held_out": data, "test": data, "distillation": data}
+
+def label_each(server=0):
+    columns = {"image": np.zeros((12, 4), np.float32), "label": np.arange(12) // 2}
+    server = {"image": np.zeros((1, 4), np.float32), "label": np.array([server])}
+    train = fc.FederatedData.from_arrays(columns, offsets=np.arange(0, 13, 2))
+    return {"train": train, "distillation": server}
+
+def targets():
+    columns = {"image": np.zeros((8, 4), np.float32), "label": np.arange(8) - 1.5}
+    return {"train": fc.FederatedData.from_arrays(columns, offsets=[0, 4, 8])}
 
 def whole(**settings):
     splits = load()
@@ -164,6 +175,29 @@ def test_networks_of_ones_own(own, network, outputs, parameters):
 )
 def test_networks_that_are_none_are_one_line(own, network, message):
     refused(config_of(own, network), rf"^pools\.main\.model 'ones_own:{network}'.*{message}")
+
+
+@pytest.mark.parametrize(
+    "taken_away",
+    [
+        {},
+        dict(client_test_share=0.5, unseen_clients=5),
+        dict(partition=dict(name="iid", num_clients=2, examples=2)),
+        dict(partition=dict(name="iid", num_clients=2, validation=0.8)),
+    ],
+)
+@pytest.mark.parametrize(("server", "outputs"), [(0, 6), (8, 9)])
+def test_classes_are_those_of_all_examples_of_ones_own_data(own, taken_away, server, outputs):
+    for seed in range(2):
+        settings = dict(name=f"{own}:label_each", server=server, seed=seed, **taken_away)
+        assert classes_of(load_data(ConfigDict(settings))) == outputs
+
+
+def test_labels_of_ones_own_that_are_no_classes_stop_only_what_counts_them(own):
+    settings = dict(name=f"{own}:targets", client_test_share=0.5, unseen_clients=1)
+    data = load_data(ConfigDict(settings))
+    with pytest.raises(ValueError, match="split 'train' must be whole numbers, got float64"):
+        classes_of(data)
 
 
 def test_methods_that_change_layers_take_linen_modules_of_ones_own(own):

@@ -14,6 +14,7 @@ from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import batch_size_for, train_client
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.partition import dirichlet
 from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
@@ -69,6 +70,7 @@ BOOLEANS = {
     "adjustments.masked": adjusted,
     "with_clients": be,
     "nested": lambda nested: fc.capacity_pools(8, 0.5, 0, nested),
+    "balanced": lambda balanced: dirichlet([0, 1], 2, 1.0, 0, balanced=balanced),
     "rate_in_error": lambda **options: fc.fetch_sgd(
         MODEL, sketch_rows=3, sketch_columns=9, k=3, **options
     ),

@@ -74,6 +74,38 @@ def test_dirichlet_is_a_partition_with_minimum_sizes(case, concentration, data):
     assert_same(parts, dirichlet(labels, num_clients, concentration, seed, min_size))
 
 
+@settings(max_examples=80)
+@given(label_cases(), st.sampled_from([1e-300, 0.1, 1.0, 1e300]), st.data())
+def test_balanced_dirichlet_gives_no_further_label_beyond_the_mean(case, concentration, data):
+    labels, num_clients, seed = case
+    min_size = data.draw(st.integers(1, len(labels) // num_clients))
+    parts = dirichlet(labels, num_clients, concentration, seed, min_size, balanced=True)
+    assert_partition(parts, len(labels))
+    for part in parts:
+        before_its_last_label = np.sum(labels[part] < labels[part].max())
+        assert before_its_last_label < len(labels) / num_clients
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_balanced_dirichlet_is_a_plain_loop(seed):
+    labels, clients = np.random.default_rng(9).integers(0, 10, 4000), [[] for _ in range(20)]
+    rng = np.random.default_rng(seed)
+    for label in range(10):
+        examples = rng.permutation(np.flatnonzero(labels == label)).tolist()
+        shares = rng.dirichlet([0.1] * 20).tolist()
+        shares = [
+            share if len(own) < 200 else 0.0 for share, own in zip(shares, clients, strict=True)
+        ]
+        taken = 0.0
+        for client, share in enumerate(shares):
+            start = round(taken / sum(shares) * len(examples))
+            taken += share
+            clients[client] += examples[start : round(taken / sum(shares) * len(examples))]
+    parts = dirichlet(labels, 20, 0.1, seed, balanced=True)
+    assert_same(parts, [np.sort(own) for own in clients])
+    assert differs(parts, dirichlet(labels, 20, 0.1, seed))
+
+
 @settings(max_examples=50)
 @given(label_cases(), st.data())
 def test_shards_is_an_even_partition_of_few_labels(case, data):
@@ -420,6 +452,21 @@ def test_three_pools():
     assert set(pools["large"]) < set(pools["medium"]) < set(pools["small"])
     pools = capacity_pools(100, {"a": 0.3, "b": 0.3, "c": 0.4}, seed=2, nested=False)
     np.testing.assert_array_equal(np.sort(np.concatenate(list(pools.values()))), np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "fraction", "sizes"),
+    [
+        (10, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, [4, 3, 3]),
+        (315, {"a": 0.5, "b": 0.3, "c": 0.2}, [158, 94, 63]),  # 157.5, 94.5, 63
+        (8, {"a": 0.3, "b": 0.6, "c": 0.1}, [2, 5, 1]),  # 2.4, 4.8, 0.8
+        (10, {"a": 0.33, "b": 0.33, "c": 0.33}, [3, 3, 3]),  # no sum of 1
+    ],
+)
+def test_disjoint_pools_of_all_clients_lose_none_by_rounding(num_clients, fraction, sizes):
+    pools = capacity_pools(num_clients, fraction, seed=1, nested=False)
+    assert [len(pool) for pool in pools.values()] == sizes
+    assert len(np.unique(np.concatenate(list(pools.values())))) == sum(sizes)
 
 
 def test_every_client_is_equally_likely_to_be_of_high_capacity():

@@ -112,6 +112,13 @@ def test_client_data_names_client_and_example(odd, message):
         from_client_data(ClientData({"f1": [example(1), odd]}))
 
 
+@pytest.mark.parametrize("text", [b"word\0", [b"word\0", b"other"]])
+def test_client_data_of_bytes_that_end_in_nul(text):
+    message = "client 'a', example 0: column 'text' has bytes that end in NUL"
+    with pytest.raises(ValueError, match=message):
+        from_client_data(ClientData({"a": [example(1, text)]}, list))
+
+
 def test_client_data_of_another_kind():
     with pytest.raises(TypeError, match="list has no client_ids"):
         from_client_data([])

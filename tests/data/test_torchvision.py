@@ -47,6 +47,24 @@ def test_pictures_of_pil():
     np.testing.assert_array_equal(columns["image"], COLOURED[:2])
 
 
+@pytest.mark.parametrize("mode", ["P", "CMYK", "1"])
+def test_pictures_of_other_modes_become_colours(mode):
+    """NumPy sees indices of the palette, inks and truth values."""
+    pil = pytest.importorskip("PIL.Image")
+    pure = COLOURED[0] // 128 * 255
+    picture = pil.fromarray(pure[..., 0] if mode == "1" else pure).convert(mode)
+    image = from_torchvision([(picture, 0)])["image"]
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image[0], pure[..., :1] if mode == "1" else pure)
+
+
+def test_pictures_of_16_bits_keep_their_values():
+    pil = pytest.importorskip("PIL.Image")
+    values = np.array([[0, 300], [60_000, 7]], np.uint16)
+    image = from_torchvision([(pil.fromarray(values), 0)])["image"]
+    assert image.dtype == np.uint16 and image[0, ..., 0].tolist() == values.tolist()
+
+
 def test_an_error_of_a_transform_is_told():
     class Transformed(list):
         def __getitem__(self, index):
