@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ from fedcodist.run.client_metrics import (
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.divergence import check_finite, check_finite_models
 from fedcodist.run.experiment_checks import check_settings, check_start, check_storable
-from fedcodist.run.identity import identity_of
+from fedcodist.run.identity import hyper_of, identity_of, start_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
     WHAT_IS_MEASURED,
@@ -209,7 +208,8 @@ def run_experiment(
             # Without `prepared`, only the experiment itself tells of code that a config refers to.
             is_described = config is not None and prepared is not None
             identity = identity_of(experiment, is_described, prepared)
-            execution = identity.execution if config is None else {}
+            # The plan of a command has the config's settings of execution.
+            execution = {} if is_described else identity.execution
             machine = {
                 "processes": jax.process_count(),
                 "devices": jax.device_count(),
@@ -304,17 +304,15 @@ def _described(experiment: Experiment) -> dict[str, Any]:
 
     The number of rounds is not among them, since it may grow later.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(experiment.algorithm.hyper)[0]
-    start = jax.tree.leaves(experiment.start)
     return {
         "algorithm": experiment.algorithm.name,
-        "hyper": {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves},
+        "hyper": hyper_of(experiment),
         "clients": experiment.data.num_clients,
         "splits": sorted([*experiment.splits, *experiment.final_splits]),
         "evaluate_every": experiment.evaluate_every,
         "seed": experiment.seed,
         "seeds": experiment.seeds,
-        "start": [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in start],
+        "start": start_of(experiment),
     }
 
 

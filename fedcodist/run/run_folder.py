@@ -27,6 +27,8 @@ except ImportError:  # Windows lacks it; there, a second process in a folder is 
 
 # Keys that the plans of older run folders lack, where they are not compared.
 _ADDED_LATER = ("seeds_loop", "execution", "processes", "devices", "platform")
+# Keys of runs from Python alone. Commands have settings in their place.
+_OF_PYTHON = ("seeds_loop", "execution")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -159,7 +161,8 @@ class RunFolder:
         resumed = before.get("resumed")
         last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
-        theirs = {**later, **before["plan"], **last}
+        told = {n: v for n, v in before["plan"].items() if n in plan or n not in _OF_PYTHON}
+        theirs = {**later, **told, **last}
         now = {name: value for name, value in _machine(_environment(plan)).items() if name in last}
         if difference := first_difference(theirs, {**plan, **now}):
             raise RunFolderError(

@@ -17,7 +17,7 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
@@ -427,6 +427,35 @@ def test_a_config_of_code_that_nothing_describes(tmp_path, compile_quickly):
     with pytest.raises(RunFolderError, match=r"evaluate_every is 10 there and 2 here"):
         run(tmp_path, CONFIG, evaluate_every=2)
     run(tmp_path, CONFIG, epochs=2, prepared={})  # the descriptions say that nothing has changed
+
+
+def at_rate(rate):
+    experiment = make_experiment()
+    hyper = {"main": FedAvgHyper(rate, 1.0)}
+    return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
+
+
+def test_hyper_parameters_and_the_start_are_settings():
+    found = difference(at_rate(0.1), at_rate(0.5))
+    assert found == "settings.hyper.['main'].client_learning_rate is 0.1 there and 0.5 here"
+    started = make_experiment(start={"w": np.ones(3, np.float32)})
+    assert difference(make_experiment(), started).startswith("settings.start is [] there and [")
+    assert difference(at_rate(0.1), at_rate(0.5), has_config=True) is None
+    # An older folder does not tell them.
+    older = identity_of(at_rate(0.1)).content
+    for name in ("hyper", "start"):
+        del older["settings"][name]
+    assert identity_of(started).difference(older) is None
+
+
+def test_a_config_from_python_tells_neither_hyper_nor_execution(finished):
+    (finished / "config.json").write_text(json.dumps(CONFIG))
+    for experiment, message in (
+        (at_rate(0.5), "another config: settings.hyper.*client_learning_rate is .* and 0.5"),
+        (make_experiment(seeds_loop="vmap"), "execution plan: seeds_loop is 'map' there and 'vmap'"),
+    ):
+        with pytest.raises(RunFolderError, match=message):
+            run_experiment(experiment, finished, CONFIG, show_progress=False)
 
 
 def test_a_config_that_does_not_tell_its_rounds(tmp_path, compile_quickly):
