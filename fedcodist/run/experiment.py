@@ -392,6 +392,7 @@ def _run(
 
     def save(folder: RunFolder, round: int) -> None:
         notes["seconds"] = seconds_before + time.monotonic() - started
+        notes["rounds"] = experiment.rounds
         notes.update({"stopped": stopped} if stopped else {})
         notes.update({} if kept_state.round is None else {"kept": kept_state.round})
         if is_writer:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import jax
 
 from fedcodist.core.files import write_atomically
-from fedcodist.run.checkpoint import newest_beyond
+from fedcodist.run.checkpoint import newest_beyond, notes_of
 from fedcodist.run.commit import running_commit
 from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder, is_unfinished
 from fedcodist.run.identity import Identity, first_difference
@@ -125,6 +125,7 @@ class RunFolder:
         self._check_same_run(config, identity, first.get("identity"))
         if identity is not None:
             self._check_not_longer(identity.content["rounds"])
+            self._check_not_cut_short(identity.content["rounds"], first.get("identity", {}))
         if first and not change_plan:
             self._check_same_plan(plan, first)
         return first
@@ -154,6 +155,21 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {self.path} has a checkpoint of round {newest}, beyond rounds={rounds}. "
                 "Use another --workdir."
+            )
+
+    def _check_not_cut_short(self, rounds: int, theirs: Mapping[str, Any]) -> None:
+        """Raises RunFolderError if the run would end at a checkpoint from the middle of a longer run.
+
+        What is measured after the last round alone was not measured there.
+        """
+        before = theirs.get("rounds")
+        if not isinstance(before, int) or before <= rounds:
+            return
+        notes = notes_of(self.checkpoints, rounds)
+        if notes is not None and notes.get("rounds") != rounds and "stopped" not in notes:
+            raise RunFolderError(
+                f"run folder {self.path} has a checkpoint of round {rounds}, in the middle of a run of "
+                f"{before} rounds: rounds must be above {rounds}, or use another --workdir."
             )
 
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:

@@ -434,6 +434,24 @@ def test_fewer_rounds_than_there_are_checkpoints_of(finished):
         run_experiment(make_experiment(rounds=3), finished)
 
 
+def test_a_run_does_not_end_at_a_checkpoint_from_its_middle(tmp_path):
+    """Its final splits were not evaluated there. After a run that ended there they were."""
+    run = lambda rounds, *callbacks: run_experiment(
+        make_experiment(rounds), tmp_path, callbacks=callbacks, show_progress=False
+    )
+    with pytest.raises(Stopped):
+        run(5, stop_at(4))
+    before = contents(tmp_path)
+    message = "a checkpoint of round 2, in the middle of a run of 5 rounds: rounds must be above 2"
+    with pytest.raises(RunFolderError, match=message) as raised:
+        run(2)
+    assert "\n" not in str(raised.value) and contents(tmp_path) == before
+    assert run(4).summary["rounds"] == 4
+    with pytest.raises(Stopped):
+        run(6, stop_at(6))
+    assert run(4).summary["rounds"] == 4
+
+
 def test_a_start_serves_several_runs():
     """Training frees the memory of its input, but not of arrays that the caller still uses."""
     state = run_experiment(make_experiment()).state
