@@ -37,7 +37,12 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.divergence import check_finite, check_finite_models
-from fedcodist.run.experiment_checks import check_settings, check_start, check_storable
+from fedcodist.run.experiment_checks import (
+    check_programs,
+    check_settings,
+    check_start,
+    check_storable,
+)
 from fedcodist.run.identity import hyper_of, identity_of, start_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
@@ -52,6 +57,7 @@ from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_evaluation import EvaluateModels, model_evaluation, on_devices
 from fedcodist.run.privacy_spent import PrivacyMeter
 from fedcodist.run.programs import (
+    MadeOf,
     Programs,
     all_devices,
     build_programs,
@@ -174,8 +180,9 @@ def run_experiment(
         finished and does not continue when it is started again.
       show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
-      programs: those of an earlier call that differed only in seeds and in the floats of
-        `algorithm.hyper`; built and compiled where not given.
+      programs: `experiment_programs` of an experiment with the same algorithm, except for the floats of
+        `algorithm.hyper`, with the same settings of evaluation, and with as many rounds between
+        evaluations, or more; built and compiled where not given.
       prepared: checksums of the data's prepared folders, and descriptions of code that a config refers
         to. A run continues only if they are the same.
 
@@ -196,6 +203,8 @@ def run_experiment(
     checkpoint_every = check_experiment(experiment)
     if experiment.start is not None:
         check_start(experiment)
+    if programs is not None:
+        check_programs(programs.made_of, _made_of(experiment))
     check_callbacks(callbacks, experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
@@ -243,13 +252,25 @@ def check_experiment(experiment: Experiment) -> int:
 
 def experiment_programs(experiment: Experiment) -> Programs:
     """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
+    of = _made_of(experiment)
     return build_programs(
+        of.algorithm,
+        of.interval,
+        all_devices(),
+        of.seeds_loop,
+        of.evaluation_batch_size,
+        of.evaluation_preprocess,
+    )
+
+
+def _made_of(experiment: Experiment) -> MadeOf:
+    return MadeOf(
         experiment.algorithm,
         longest_block(experiment),
-        all_devices(),
         experiment.seeds_loop,
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
+        hyper_per_seed=False,
     )
 
 

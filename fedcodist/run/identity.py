@@ -126,7 +126,6 @@ def identity_of(
       has_config: as in Identity.
       prepared: prepared folder -> checksum; setting -> `described` code that a config refers to.
     """
-    description = _Description()
     settings: dict[str, Any] = {name: getattr(experiment, name) for name in _SETTINGS}
     settings["evaluate_also"] = sorted(int(round) for round in experiment.evaluate_also)
     settings["final_splits"] = sorted(experiment.final_splits)
@@ -140,17 +139,15 @@ def identity_of(
     preprocess = _Description()
     preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
     settings |= preprocess.entries
-    for part in _PARTS:
-        description.add(part, getattr(experiment.algorithm, part))
+    algorithm, execution = described_algorithm(experiment.algorithm)
     content = {
         "rounds": experiment.rounds,
         "prepared": dict(prepared or {}),
         "data": _data(experiment),
         "settings": jax.tree.map(_plain, settings),
-        "algorithm": description.entries,
+        "algorithm": algorithm,
     }
-    execution = {"seeds_loop": experiment.seeds_loop, **description.execution}
-    return Identity(content, has_config, execution)
+    return Identity(content, has_config, {"seeds_loop": experiment.seeds_loop, **execution})
 
 
 def hyper_of(experiment: Any) -> dict[str, Any]:
@@ -163,6 +160,19 @@ def start_of(experiment: Any) -> list[int]:
     """A checksum of each array of the state from which the run starts."""
     leaves = jax.tree.leaves(experiment.start)
     return [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in leaves]
+
+
+def described_algorithm(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(JSON values by path; how its clients are executed, which is not among them)."""
+    description = _Description()
+    for part in _PARTS:
+        description.add(part, getattr(algorithm, part))
+    return description.entries, description.execution
+
+
+def is_same_algorithm(one: Any, other: Any) -> bool:
+    """Whether two algorithms are one, but for `hyper`. If not, their descriptions may be the same."""
+    return all(getattr(one, part) is getattr(other, part) for part in _PARTS)
 
 
 def described(path: str, value: Any) -> dict[str, Any]:

@@ -452,7 +452,10 @@ def test_a_config_from_python_tells_neither_hyper_nor_execution(finished):
     (finished / "config.json").write_text(json.dumps(CONFIG))
     for experiment, message in (
         (at_rate(0.5), "another config: settings.hyper.*client_learning_rate is .* and 0.5"),
-        (make_experiment(seeds_loop="vmap"), "execution plan: seeds_loop is 'map' there and 'vmap'"),
+        (
+            make_experiment(seeds_loop="vmap"),
+            "execution plan: seeds_loop is 'map' there and 'vmap'",
+        ),
     ):
         with pytest.raises(RunFolderError, match=message):
             run_experiment(experiment, finished, CONFIG, show_progress=False)
