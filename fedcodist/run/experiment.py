@@ -365,7 +365,8 @@ def _run(
 
     records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
     started, seconds_before = time.monotonic(), notes["seconds"]
-    kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
+    checkpoints = folder.checkpoints if folder else None
+    kept_state = KeptState(checkpoints, notes.get("kept"), is_writer)
     stopped: str = notes.get("stopped", "")
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
     is_personal = {name for models in algorithm.personal_models.values() for name in models}
@@ -400,7 +401,7 @@ def _run(
         new += measured_on_clients(round, is_last)
         decision = log(new + training_records(round, history, seeds))
         if decision.keep:
-            kept_state.keep(round, whole_state(algorithm, trained, host_client_states))
+            kept_state.keep(round, lambda: whole_state(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, on_devices(experiment.final_splits, mesh)))

@@ -19,9 +19,10 @@ from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import callbacks as callbacks_module
 from fedcodist.run import experiment as loop
-from fedcodist.run import programs
+from fedcodist.run import kept, programs
 from fedcodist.run.callbacks import Decision, call_callbacks
 from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.kept import KeptState
 from fedcodist.run.sources import StreamedData, resident_data
 from fedcodist.run.stopping import KeepBest, StopEarly
 
@@ -241,6 +242,23 @@ def test_a_kept_checkpoint_that_is_gone_is_a_warning(tmp_path):
     path.unlink()
     with pytest.warns(UserWarning, match="kept round 3 cannot be read"):
         assert "kept" not in run().summary
+
+
+def test_a_kept_state_is_in_memory_until_it_is_saved_and_in_one_process(tmp_path, monkeypatch):
+    whole = lambda: {"w": np.arange(3.0)}
+    first, other = KeptState(tmp_path, None, True), KeptState(tmp_path, None, False)
+    first.keep(2, whole)
+    other.keep(2, lambda: pytest.fail("copied in a process that does not write"))
+    first.save()
+    assert first._whole is None
+    for process in (first, other):
+        assert same(process.whole(whole()), whole())
+    alone = KeptState(None, None, False)
+    alone.keep(2, whole)
+    assert same(alone.whole(whole()), whole())
+    monkeypatch.setattr(kept, "from_all_processes", lambda value: [value, 0])
+    with pytest.warns(UserWarning, match="kept round 2 cannot be read by process 1, so that"):
+        assert first.whole(whole()) is None
 
 
 def test_what_process_0_decides_holds_in_all(monkeypatch):
