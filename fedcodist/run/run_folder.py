@@ -124,6 +124,7 @@ class RunFolder:
                     raise RunFolderError(f"cannot read {path}: no {part}.")
         self._check_same_run(config, identity, first.get("identity"))
         if identity is not None:
+            self._check_not_without_checkpoints()
             self._check_not_longer(identity.content["rounds"])
             self._check_not_cut_short(identity.content["rounds"], first.get("identity", {}))
         if first and not change_plan:
@@ -147,6 +148,18 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {self.path} belongs to another config: {difference}. "
                 "Use another --workdir, or the same settings."
+            )
+
+    def _check_not_without_checkpoints(self) -> None:
+        """Raises RunFolderError if the run is finished and its checkpoints were removed.
+
+        It would be trained anew, and its metrics and summary would be lost.
+        """
+        is_finished = (self.path / "summary.json").exists()
+        if is_finished and not any(self.checkpoints.glob("round_*.msgpack")):
+            raise RunFolderError(
+                f"run folder {self.path} is finished, but has no checkpoints any more. To train it again, "
+                "remove its summary.json or use another --workdir."
             )
 
     def _check_not_longer(self, rounds: int) -> None:

@@ -490,19 +490,17 @@ def edited(folder, **parts):
     (folder / "environment.json").write_text(json.dumps(kept))
 
 
-def test_a_finished_run_without_its_checkpoints_is_run_again(finished):
+def test_a_finished_run_without_its_checkpoints_is_not_lost(finished):
     shutil.rmtree(finished / "checkpoints")
-
-    def killed(records):
-        raise KeyboardInterrupt
-
-    with (
-        pytest.warns(UserWarning, match="was finished but has no checkpoint any more"),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        run_experiment(make_experiment(), finished, callbacks=[killed], show_progress=False)
-    assert not (finished / "summary.json").exists()
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    for rounds in (2, 4):
+        with pytest.raises(RunFolderError, match="is finished, but has no checkpoints") as raised:
+            run(finished, rounds=rounds)
+        assert "\n" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()} == before
+    (finished / "summary.json").unlink()
     assert run(finished).summary["rounds"] == 2
+    assert (finished / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
 
 
 def test_devices_are_part_of_the_plan(finished):
