@@ -114,6 +114,9 @@ def _streamed(
         ahead = ahead or inputs_from(round)
         blocks = []
         for index in range(count):
+            if len(blocks) > 1:
+                # Dispatches do not wait. Without this, many rounds' examples would be in memory at once.
+                jax.block_until_ready(blocks[-2])
             inputs = next(ahead)
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
             client_states = host_client_states.gather(clients)
