@@ -158,8 +158,8 @@ class RunFolder:
         is_finished = (self.path / "summary.json").exists()
         if is_finished and not any(self.checkpoints.glob("round_*.msgpack")):
             raise RunFolderError(
-                f"run folder {self.path} is finished, but has no checkpoints any more. To train it again, "
-                "remove its summary.json or use another --workdir."
+                f"run folder {self.path} is finished, but has no checkpoints any more. To train it "
+                "again, remove its summary.json or use another --workdir."
             )
 
     def _check_not_longer(self, rounds: int) -> None:
