@@ -141,6 +141,9 @@ class HostState(Protocol):
     def restore(self, state: PyTree) -> None:
         """Continues from a checkpoint's `state`."""
 
+    def clear(self) -> None:
+        """Begins a run without a checkpoint: forgets earlier runs of the process."""
+
 
 class Predictor(NamedTuple):
     """A model, or an ensemble, that can be evaluated.

@@ -13,6 +13,7 @@ from fedcodist.core.devices import from_all_processes
 from fedcodist.core.inputs import Inputs
 from fedcodist.run.programs import Programs, on_host, own_devices, place_inputs, replicate
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
+from fedcodist.run.stacked import Stacked
 
 PyTree = Any
 # Blocks of rounds end after about this time, so that the progress display is updated.
@@ -112,8 +113,11 @@ def _streamed(
         nonlocal ahead
         count = at_most if ahead else 1
         ahead = ahead or inputs_from(round)
-        blocks = []
+        blocks: list[Stacked] = []
         for index in range(count):
+            if len(blocks) > 1:
+                # Dispatches do not wait. Without this, many rounds' examples would be in memory at once.
+                jax.block_until_ready(blocks[-2])
             inputs = next(ahead)
             clients = {pool: cohort.clients for pool, cohort in inputs.cohorts.items()}
             client_states = host_client_states.gather(clients)

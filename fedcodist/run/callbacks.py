@@ -17,6 +17,9 @@ It returns a `Decision`, or None. An object may have these methods too:
 - `start(config)`: called whenever the run is started; its config is a dictionary, empty without one.
 - `finish(summary)`: called after the last round with the content of summary.json.
 
+With an attribute `only_reads = True` it gets the run's own list as `history`, and must not change it. In
+a long run, a copy at every evaluation takes time.
+
 Callbacks are called in one process; their decision holds for all processes. After a stop the final
 splits are evaluated, and callbacks get these metrics lines too.
 """
@@ -92,8 +95,12 @@ def call_callbacks(
     decisions = []
     for callback in callbacks:
         wanted = _parameters(callback)
-        further = {"models": lambda: models, "history": lambda: _copied(history)}
-        arguments = {name: make() for name, make in further.items() if name in wanted}
+        arguments: dict[str, Any] = {}
+        if "models" in wanted:
+            arguments["models"] = models
+        if "history" in wanted:
+            only_reads = getattr(callback, "only_reads", False)
+            arguments["history"] = history if only_reads else _copied(history)
         try:
             decision = callback(_copied(records), **arguments)
         except Exception as error:

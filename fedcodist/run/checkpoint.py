@@ -104,6 +104,15 @@ def newest_beyond(folder: Path, rounds: int) -> int | None:
     return None
 
 
+def notes_of(folder: Path, round: int) -> dict[str, Any] | None:
+    """The notes of the whole checkpoint of a round; None if there is none."""
+    for of_round, path in _by_round(folder):
+        saved = _content(path) if of_round == round else None
+        if saved is not None:
+            return saved["notes"]
+    return None
+
+
 def set_damaged_aside(folder: Path, whole: int) -> list[Path]:
     """Moves damaged checkpoints, which `load_checkpoint` has skipped, to the folder 'damaged'.
 

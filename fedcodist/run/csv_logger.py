@@ -11,6 +11,8 @@ from fedcodist.run.tracked_runs import LoggerError
 class CSVLogger:
     """Columns: round, model, split, seed, metric, value. Written anew when a stopped run goes on."""
 
+    only_reads = True
+
     def __init__(self, workdir: Path):
         self._path = workdir / "metrics.csv"
         self._is_new = True

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +37,13 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.divergence import check_finite, check_finite_models
-from fedcodist.run.experiment_checks import check_settings, check_start, check_storable
-from fedcodist.run.identity import identity_of
+from fedcodist.run.experiment_checks import (
+    check_programs,
+    check_settings,
+    check_start,
+    check_storable,
+)
+from fedcodist.run.identity import hyper_of, identity_of, start_of
 from fedcodist.run.kept import KeptState
 from fedcodist.run.metrics_lines import (
     WHAT_IS_MEASURED,
@@ -53,6 +57,7 @@ from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_evaluation import EvaluateModels, model_evaluation, on_devices
 from fedcodist.run.privacy_spent import PrivacyMeter
 from fedcodist.run.programs import (
+    MadeOf,
     Programs,
     all_devices,
     build_programs,
@@ -175,8 +180,9 @@ def run_experiment(
         finished and does not continue when it is started again.
       show_progress: whether to show a live bar in a terminal, or plain lines elsewhere.
       name: shown beside the progress.
-      programs: those of an earlier call that differed only in seeds and in the floats of
-        `algorithm.hyper`; built and compiled where not given.
+      programs: `experiment_programs` of an experiment with the same algorithm, except for the floats of
+        `algorithm.hyper`, with the same settings of evaluation, and with as many rounds between
+        evaluations, or more; built and compiled where not given.
       prepared: checksums of the data's prepared folders, and descriptions of code that a config refers
         to. A run continues only if they are the same.
 
@@ -197,6 +203,8 @@ def run_experiment(
     checkpoint_every = check_experiment(experiment)
     if experiment.start is not None:
         check_start(experiment)
+    if programs is not None:
+        check_programs(programs.made_of, _made_of(experiment))
     check_callbacks(callbacks, experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
@@ -209,7 +217,8 @@ def run_experiment(
             # Without `prepared`, only the experiment itself tells of code that a config refers to.
             is_described = config is not None and prepared is not None
             identity = identity_of(experiment, is_described, prepared)
-            execution = identity.execution if config is None else {}
+            # The plan of a command has the config's settings of execution.
+            execution = {} if is_described else identity.execution
             machine = {
                 "processes": jax.process_count(),
                 "devices": jax.device_count(),
@@ -243,13 +252,25 @@ def check_experiment(experiment: Experiment) -> int:
 
 def experiment_programs(experiment: Experiment) -> Programs:
     """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
+    of = _made_of(experiment)
     return build_programs(
+        of.algorithm,
+        of.interval,
+        all_devices(),
+        of.seeds_loop,
+        of.evaluation_batch_size,
+        of.evaluation_preprocess,
+    )
+
+
+def _made_of(experiment: Experiment) -> MadeOf:
+    return MadeOf(
         experiment.algorithm,
         longest_block(experiment),
-        all_devices(),
         experiment.seeds_loop,
         experiment.evaluation_batch_size,
         experiment.evaluation_preprocess,
+        hyper_per_seed=False,
     )
 
 
@@ -304,17 +325,15 @@ def _described(experiment: Experiment) -> dict[str, Any]:
 
     The number of rounds is not among them, since it may grow later.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(experiment.algorithm.hyper)[0]
-    start = jax.tree.leaves(experiment.start)
     return {
         "algorithm": experiment.algorithm.name,
-        "hyper": {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves},
+        "hyper": hyper_of(experiment),
         "clients": experiment.data.num_clients,
         "splits": sorted([*experiment.splits, *experiment.final_splits]),
         "evaluate_every": experiment.evaluate_every,
         "seed": experiment.seed,
         "seeds": experiment.seeds,
-        "start": [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in start],
+        "start": start_of(experiment),
     }
 
 
@@ -346,7 +365,8 @@ def _run(
 
     records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
     started, seconds_before = time.monotonic(), notes["seconds"]
-    kept_state = KeptState(folder.checkpoints if folder else None, notes.get("kept"))
+    checkpoints = folder.checkpoints if folder else None
+    kept_state = KeptState(checkpoints, notes.get("kept"), is_writer)
     stopped: str = notes.get("stopped", "")
     meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
     is_personal = {name for models in algorithm.personal_models.values() for name in models}
@@ -381,7 +401,7 @@ def _run(
         new += measured_on_clients(round, is_last)
         decision = log(new + training_records(round, history, seeds))
         if decision.keep:
-            kept_state.keep(round, whole_state(algorithm, trained, host_client_states))
+            kept_state.keep(round, lambda: whole_state(algorithm, trained, host_client_states))
         why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
         if why and not is_last:
             final = measured(round, evaluate(trained, on_devices(experiment.final_splits, mesh)))
@@ -394,6 +414,7 @@ def _run(
 
     def save(folder: RunFolder, round: int) -> None:
         notes["seconds"] = seconds_before + time.monotonic() - started
+        notes["rounds"] = experiment.rounds
         notes.update({"stopped": stopped} if stopped else {})
         notes.update({} if kept_state.round is None else {"kept": kept_state.round})
         if is_writer:

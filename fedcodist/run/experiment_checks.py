@@ -11,9 +11,16 @@ from fedcodist.core.checks import check_integer, check_names, check_several, che
 from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data
+from fedcodist.run.identity import (
+    described,
+    described_algorithm,
+    first_difference,
+    is_same_algorithm,
+)
 from fedcodist.run.metrics_lines import TRAINING
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.privacy_spent import check_privacy
+from fedcodist.run.programs import MadeOf
 
 PyTree = Any
 
@@ -99,6 +106,34 @@ def check_start(experiment: Any) -> None:
                 f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
                 f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
             )
+
+
+def check_programs(theirs: MadeOf, needed: MadeOf) -> None:
+    """Raises ValueError, one line, unless programs made of `theirs` compute what is needed."""
+    if theirs.interval < needed.interval:
+        raise ValueError(
+            f"programs must have room for {needed.interval} rounds between evaluations, they were made "
+            f"for evaluate_every={theirs.interval}."
+        )
+    settings = ("seeds_loop", "evaluation_batch_size", "hyper_per_seed")
+    there, here = ({name: getattr(of, name) for name in settings} for of in (theirs, needed))
+    name = "evaluation_preprocess"
+    if theirs.evaluation_preprocess is not needed.evaluation_preprocess:
+        there |= described(name, theirs.evaluation_preprocess)
+        here |= described(name, needed.evaluation_preprocess)
+    if not is_same_algorithm(theirs.algorithm, needed.algorithm):
+        for values, of in ((there, theirs), (here, needed)):
+            described_parts, execution = described_algorithm(of.algorithm)
+            # Programs get the floats as an argument, whatever the methods hold that they are made of.
+            values["algorithm"] = {
+                path: part for path, part in described_parts.items() if ".hyper." not in path
+            }
+            values |= execution
+    if difference := first_difference(there, here):
+        raise ValueError(
+            "programs must be made by experiment_programs of an experiment with the same algorithm and "
+            f"evaluation: {difference}."
+        )
 
 
 def _leaves(tree: PyTree) -> dict[str, str]:

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import sys
 import types
+import zlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -51,6 +52,8 @@ _PARTS = (
     "personal_models",
     "data_set_sizes",
 )
+# Settings that older run folders lack, where nobody knows them.
+_ADDED_LATER = ("hyper", "start")
 _LIBRARIES = {"fedcodist", *sys.stdlib_module_names}
 # Methods that change a list, a set or a mapping.
 _CHANGING = {
@@ -67,7 +70,7 @@ class Identity(NamedTuple):
     Attributes:
       content: JSON values: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
       has_config: whether the run has a config, and descriptions of the code to which it refers. Then
-        'settings' and 'algorithm' are not compared.
+        'settings' and 'algorithm' are not compared, and hyper-parameters and start are not described.
       execution: how the algorithm's clients are executed, which belongs to the plan.
     """
 
@@ -97,6 +100,8 @@ class Identity(NamedTuple):
             {part: _until(until, content.get(part)) for part in parts}
             for content in (theirs, self.content)
         )
+        if not self.has_config:
+            now["settings"] = _known(before["settings"], now["settings"])
         if difference := first_difference(before, now):
             return difference
         if to_grow and (
@@ -121,7 +126,6 @@ def identity_of(
       has_config: as in Identity.
       prepared: prepared folder -> checksum; setting -> `described` code that a config refers to.
     """
-    description = _Description()
     settings: dict[str, Any] = {name: getattr(experiment, name) for name in _SETTINGS}
     settings["evaluate_also"] = sorted(int(round) for round in experiment.evaluate_also)
     settings["final_splits"] = sorted(experiment.final_splits)
@@ -130,20 +134,45 @@ def identity_of(
             settings[name] = sorted(getattr(experiment, name))
     if experiment.privacy is not None:
         settings["privacy"] = list(experiment.privacy)
+    if not has_config:
+        settings |= {"hyper": hyper_of(experiment), "start": start_of(experiment)}
     preprocess = _Description()
     preprocess.add("evaluation_preprocess", experiment.evaluation_preprocess)
     settings |= preprocess.entries
-    for part in _PARTS:
-        description.add(part, getattr(experiment.algorithm, part))
+    algorithm, execution = described_algorithm(experiment.algorithm)
     content = {
         "rounds": experiment.rounds,
         "prepared": dict(prepared or {}),
         "data": _data(experiment),
         "settings": jax.tree.map(_plain, settings),
-        "algorithm": description.entries,
+        "algorithm": algorithm,
     }
-    execution = {"seeds_loop": experiment.seeds_loop, **description.execution}
-    return Identity(content, has_config, execution)
+    return Identity(content, has_config, {"seeds_loop": experiment.seeds_loop, **execution})
+
+
+def hyper_of(experiment: Any) -> dict[str, Any]:
+    """Path -> the values of a hyper-parameter, a number or a list."""
+    leaves = jax.tree_util.tree_flatten_with_path(experiment.algorithm.hyper)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}
+
+
+def start_of(experiment: Any) -> list[int]:
+    """A checksum of each array of the state from which the run starts."""
+    leaves = jax.tree.leaves(experiment.start)
+    return [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in leaves]
+
+
+def described_algorithm(algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(JSON values by path; how its clients are executed, which is not among them)."""
+    description = _Description()
+    for part in _PARTS:
+        description.add(part, getattr(algorithm, part))
+    return description.entries, description.execution
+
+
+def is_same_algorithm(one: Any, other: Any) -> bool:
+    """Whether two algorithms are one, but for `hyper`. If not, their descriptions may be the same."""
+    return all(getattr(one, part) is getattr(other, part) for part in _PARTS)
 
 
 def described(path: str, value: Any) -> dict[str, Any]:
@@ -195,6 +224,13 @@ def _until(rounds: int, part: Any) -> Any:
     if isinstance(part, dict) and isinstance(part.get("evaluate_also"), list):
         part = part | {"evaluate_also": [r for r in part["evaluate_also"] if r < rounds]}
     return part
+
+
+def _known(theirs: Any, ours: Any) -> Any:
+    """Our settings without those that an older folder does not tell."""
+    if not (isinstance(theirs, dict) and isinstance(ours, dict)):
+        return ours
+    return {n: v for n, v in ours.items() if n in theirs or n not in _ADDED_LATER}
 
 
 def _data(experiment: Any) -> dict[str, Any]:

@@ -48,6 +48,17 @@ _OfModels = dict[str, dict[str, jax.Array]]  # model -> metric -> value
 _OfSplits = dict[str, _OfModels]
 
 
+class MadeOf(NamedTuple):
+    """What programs were made of: the arguments of `build_programs`."""
+
+    algorithm: FederatedAlgorithm
+    interval: int
+    seeds_loop: str
+    evaluation_batch_size: int
+    evaluation_preprocess: Preprocess
+    hyper_per_seed: bool
+
+
 class Programs(NamedTuple):
     """Jitted functions. States, metrics and inputs have a leading axis of S seeds.
 
@@ -70,6 +81,7 @@ class Programs(NamedTuple):
       evaluate_clients: pool or architecture -> (state, client states [S, n, ...], int32 [clients] each
         client's place among them, seeds, hyper, test Cohort, training Cohort or None) -> model ->
         metric -> [S, clients]. With a training Cohort fine-tuned models are measured too.
+      made_of: tells whether they fit an experiment.
     """
 
     init: Callable[..., Any]
@@ -80,6 +92,7 @@ class Programs(NamedTuple):
     finite: Callable[..., Any]
     evaluate_personal: Callable[..., Any]
     evaluate_clients: Mapping[str, Callable[..., Any]]
+    made_of: MadeOf
 
 
 def all_devices() -> Mesh | None:
@@ -230,6 +243,14 @@ def build_programs(
             )
             for group, models in all_client_models(algorithm).items()
         },
+        made_of=MadeOf(
+            algorithm,
+            interval,
+            seeds_loop,
+            evaluation_batch_size,
+            evaluation_preprocess,
+            hyper_per_seed,
+        ),
     )
 
 

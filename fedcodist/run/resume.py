@@ -76,6 +76,8 @@ def start_or_resume(
                 set_damaged_aside(folder.checkpoints, saved.round if saved else 0), saved
             )
     if folder is None or saved is None:
+        if host_state:
+            host_state.clear()
         if folder:
             if folder.remove_summary():
                 warnings.warn(

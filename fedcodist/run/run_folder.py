@@ -15,7 +15,7 @@ from typing import IO, Any
 import jax
 
 from fedcodist.core.files import write_atomically
-from fedcodist.run.checkpoint import newest_beyond
+from fedcodist.run.checkpoint import newest_beyond, notes_of
 from fedcodist.run.commit import running_commit
 from fedcodist.run.folder_check import LOCK, RunFolderError, check_folder, is_unfinished
 from fedcodist.run.identity import Identity, first_difference
@@ -27,6 +27,8 @@ except ImportError:  # Windows lacks it; there, a second process in a folder is 
 
 # Keys that the plans of older run folders lack, where they are not compared.
 _ADDED_LATER = ("seeds_loop", "execution", "processes", "devices", "platform")
+# Keys of runs from Python alone. Commands have settings in their place.
+_OF_PYTHON = ("seeds_loop", "execution")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 
@@ -122,7 +124,9 @@ class RunFolder:
                     raise RunFolderError(f"cannot read {path}: no {part}.")
         self._check_same_run(config, identity, first.get("identity"))
         if identity is not None:
+            self._check_not_without_checkpoints()
             self._check_not_longer(identity.content["rounds"])
+            self._check_not_cut_short(identity.content["rounds"], first.get("identity", {}))
         if first and not change_plan:
             self._check_same_plan(plan, first)
         return first
@@ -146,6 +150,18 @@ class RunFolder:
                 "Use another --workdir, or the same settings."
             )
 
+    def _check_not_without_checkpoints(self) -> None:
+        """Raises RunFolderError if the run is finished and its checkpoints were removed.
+
+        It would be trained anew, and its metrics and summary would be lost.
+        """
+        is_finished = (self.path / "summary.json").exists()
+        if is_finished and not any(self.checkpoints.glob("round_*.msgpack")):
+            raise RunFolderError(
+                f"run folder {self.path} is finished, but has no checkpoints any more. To train it "
+                "again, remove its summary.json or use another --workdir."
+            )
+
     def _check_not_longer(self, rounds: int) -> None:
         """Raises RunFolderError if the run was already trained for longer; nothing is written yet."""
         if newest := newest_beyond(self.checkpoints, rounds):
@@ -154,12 +170,28 @@ class RunFolder:
                 "Use another --workdir."
             )
 
+    def _check_not_cut_short(self, rounds: int, theirs: Mapping[str, Any]) -> None:
+        """Raises RunFolderError if the run would end at a checkpoint from the middle of a longer run.
+
+        What is measured after the last round alone was not measured there.
+        """
+        before = theirs.get("rounds")
+        if not isinstance(before, int) or before <= rounds:
+            return
+        notes = notes_of(self.checkpoints, rounds)
+        if notes is not None and notes.get("rounds") != rounds and "stopped" not in notes:
+            raise RunFolderError(
+                f"run folder {self.path} has a checkpoint of round {rounds}, in the middle of a run of "
+                f"{before} rounds: rounds must be above {rounds}, or use another --workdir."
+            )
+
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         """Raises RunFolderError if the plan, the machine or JAX differs from that of the last start."""
         resumed = before.get("resumed")
         last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
-        theirs = {**later, **before["plan"], **last}
+        told = {n: v for n, v in before["plan"].items() if n in plan or n not in _OF_PYTHON}
+        theirs = {**later, **told, **last}
         now = {name: value for name, value in _machine(_environment(plan)).items() if name in last}
         if difference := first_difference(theirs, {**plan, **now}):
             raise RunFolderError(

@@ -5,7 +5,8 @@ Both decide by all metrics lines up to an evaluation, so an interrupted run make
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +16,37 @@ from fedcodist.run.callbacks import Decision
 from fedcodist.run.metrics_lines import Record
 
 
-class StopEarly(NamedTuple):
+class _Scores:
+    """The scores of a history that grows from one evaluation to the next; lines are read once."""
+
+    def __init__(self) -> None:
+        self._history: Sequence[Record] = ()
+        self._count = 0
+        self._values: dict[int, list[float]] = {}
+        self._scores: dict[int, float] = {}
+
+    def of(self, watched: "StopEarly | KeepBest", history: Sequence[Record]) -> dict[int, float]:
+        """Round -> the metric, larger is better; minus infinity if undefined for a model or seed."""
+        if history is not self._history or len(history) < self._count:
+            self._history, self._count, self._values, self._scores = history, 0, {}, {}
+        changed = set()
+        for record in history[self._count :]:
+            if record["split"] == watched.split and watched.model in (None, record["model"]):
+                changed.add(record["round"])
+                of_round = self._values.setdefault(record["round"], [])
+                if watched.metric in record:
+                    value = record[watched.metric]
+                    of_round.append(math.nan if value is None else value)
+        self._count = len(history)
+        for round, values in self._values.items():
+            if round in changed:
+                mean = _sign(watched) * float(np.mean(values)) if values else math.nan
+                self._scores[round] = mean if math.isfinite(mean) else -math.inf
+        return self._scores
+
+
+@dataclass(frozen=True)
+class StopEarly:
     """Ends a run if a metric has not improved for several evaluations.
 
     The metric is a mean over seeds, and over all models that have it where `model` names none. Seeds are
@@ -36,6 +67,8 @@ class StopEarly(NamedTuple):
     min_delta: float = 0.0
     model: str | None = None
     smaller_is_better: bool | None = None
+    only_reads: ClassVar[bool] = True
+    _scores: _Scores = field(default_factory=_Scores, init=False, repr=False, compare=False)
 
     def check(self, experiment: Any) -> None:
         """Raises ValueError or TypeError, one line, for a field that does not fit the experiment."""
@@ -45,7 +78,7 @@ class StopEarly(NamedTuple):
 
     def __call__(self, records: Sequence[Record], history: Sequence[Record]) -> Decision:
         best_round, best, waited = 0, -math.inf, 0
-        for round, score in _scores(self, history).items():
+        for round, score in self._scores.of(self, history).items():
             if score > best + (self.min_delta if math.isfinite(best) else 0):
                 best_round, best, waited = round, score, 0
             else:
@@ -63,7 +96,8 @@ class StopEarly(NamedTuple):
         )
 
 
-class KeepBest(NamedTuple):
+@dataclass(frozen=True)
+class KeepBest:
     """Keeps the models, and the whole state, of the round with the best metric, the first of equal ones.
 
     The final splits are evaluated with the kept models too, once, after the last round: see `kept` of
@@ -78,13 +112,15 @@ class KeepBest(NamedTuple):
     metric: str = "accuracy"
     model: str | None = None
     smaller_is_better: bool | None = None
+    only_reads: ClassVar[bool] = True
+    _scores: _Scores = field(default_factory=_Scores, init=False, repr=False, compare=False)
 
     def check(self, experiment: Any) -> None:
         """Raises ValueError or TypeError, one line, for a field that does not fit the experiment."""
         _check_names(self, experiment)
 
     def __call__(self, records: Sequence[Record], history: Sequence[Record]) -> Decision:
-        *before, now = _scores(self, history).values()
+        *before, now = self._scores.of(self, history).values()
         return Decision(keep=now > max(before, default=-math.inf))
 
 
@@ -107,22 +143,6 @@ def _check_names(watched: StopEarly | KeepBest, experiment: Any) -> None:
     known = set().union(*metrics.values()) if watched.model is None else metrics[watched.model]
     if watched.metric not in known:
         raise ValueError(f"metric must be one of {sorted(known)}, got {watched.metric!r}.")
-
-
-def _scores(watched: StopEarly | KeepBest, history: Sequence[Record]) -> dict[int, float]:
-    """Round -> the metric, larger is better; minus infinity if it is undefined for a model or seed."""
-    values: dict[int, list[float]] = {}
-    for record in history:
-        if record["split"] == watched.split and watched.model in (None, record["model"]):
-            of_round = values.setdefault(record["round"], [])
-            if watched.metric in record:
-                value = record[watched.metric]
-                of_round.append(math.nan if value is None else value)
-    scores = {}
-    for round, of_round in values.items():
-        mean = _sign(watched) * float(np.mean(of_round)) if of_round else math.nan
-        scores[round] = mean if math.isfinite(mean) else -math.inf
-    return scores
 
 
 def _sign(watched: StopEarly | KeepBest) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.run.metrics_lines import Record, scalars
+from fedcodist.run.tracked_runs import LoggerError
 
 
 class TensorBoardLogger:
@@ -17,10 +18,18 @@ class TensorBoardLogger:
     def __init__(self, workdir: Path):
         from tensorboardX import SummaryWriter
 
+        self._workdir = workdir
         self._make = lambda seed: SummaryWriter(str(workdir / "tensorboard" / f"seed{seed}"))
         self._writers: dict[int, Any] = {}
 
     def __call__(self, records: Sequence[Record]) -> None:
+        try:
+            self._write(records)
+        except OSError as error:
+            folder = self._workdir / "tensorboard"
+            raise LoggerError(f"cannot write {folder}: {error.strerror}.") from error
+
+    def _write(self, records: Sequence[Record]) -> None:
         for record in records:
             seed = record["seed"]
             if seed not in self._writers:

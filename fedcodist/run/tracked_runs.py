@@ -39,8 +39,14 @@ class TrackedRuns:
 
     def _read(self) -> dict[str, str]:
         if self._ids is None:
-            is_there = self._path.exists()
-            self._ids = json.loads(self._path.read_text(encoding="utf-8")) if is_there else {}
+            try:
+                text = self._path.read_text(encoding="utf-8") if self._path.exists() else "{}"
+                ids = json.loads(text)
+            except (OSError, ValueError) as error:
+                raise LoggerError(f"cannot read {self._path}: {error}.") from error
+            if not isinstance(ids, dict):
+                raise LoggerError(f"cannot read {self._path}: it is no JSON object.")
+            self._ids = ids
         return self._ids
 
 

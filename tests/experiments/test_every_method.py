@@ -141,8 +141,9 @@ def lower_programs(monkeypatch, platforms, experiment):
 
     def build(*arguments):
         built = programs.build_programs(*arguments)._asdict()
-        of_clients = built.pop("evaluate_clients")
+        of_clients, made_of = built.pop("evaluate_clients"), built.pop("made_of")
         return programs.Programs(
+            made_of=made_of,
             **{name: stand_in(name, program) for name, program in built.items()},
             evaluate_clients={
                 group: stand_in("evaluate_clients", program)

@@ -19,9 +19,11 @@ from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import callbacks as callbacks_module
 from fedcodist.run import experiment as loop
-from fedcodist.run import programs
+from fedcodist.run import kept, programs
 from fedcodist.run.callbacks import Decision, call_callbacks
+from fedcodist.run.csv_logger import CSVLogger
 from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.kept import KeptState
 from fedcodist.run.sources import StreamedData, resident_data
 from fedcodist.run.stopping import KeepBest, StopEarly
 
@@ -243,6 +245,23 @@ def test_a_kept_checkpoint_that_is_gone_is_a_warning(tmp_path):
         assert "kept" not in run().summary
 
 
+def test_a_kept_state_is_in_memory_until_it_is_saved_and_in_one_process(tmp_path, monkeypatch):
+    whole = lambda: {"w": np.arange(3.0)}
+    first, other = KeptState(tmp_path, None, True), KeptState(tmp_path, None, False)
+    first.keep(2, whole)
+    other.keep(2, lambda: pytest.fail("copied in a process that does not write"))
+    first.save()
+    assert first._whole is None
+    for process in (first, other):
+        assert same(process.whole(whole()), whole())
+    alone = KeptState(None, None, False)
+    alone.keep(2, whole)
+    assert same(alone.whole(whole()), whole())
+    monkeypatch.setattr(kept, "from_all_processes", lambda value: [value, 0])
+    with pytest.warns(UserWarning, match="kept round 2 cannot be read by process 1, so that"):
+        assert first.whole(whole()) is None
+
+
 def test_what_process_0_decides_holds_in_all(monkeypatch):
     sent = []
     monkeypatch.setattr(
@@ -331,6 +350,40 @@ def test_when_to_stop_and_what_to_keep():
     falling = lines(3.0, 2.0, 2.5, metric="loss")
     opposite = KeepBest(metric="loss", smaller_is_better=False)
     assert [d.keep for d in decisions(opposite, falling)] == [True, False, False]
+
+
+def test_lines_of_a_history_that_grows_are_read_once():
+    reads = []
+
+    class Line(dict):
+        def __getitem__(self, name):
+            reads.append((self["round"], self["seed"])) if name == "split" else None
+            return super().__getitem__(name)
+
+    every = list(map(Line, lines([0.1, 0.3], [0.3, 0.5], [0.2, 0.2], [0.9, None])))
+    for callback in (StopEarly(patience=1), KeepBest()):
+        reads.clear()
+        history, found = [], []
+        for round in range(4):
+            history += every[2 * round : 2 * round + 2]
+            found.append(callback([], history))
+        assert len(reads) == len(every)
+        assert found == decisions(callback, every)  # each time a list of its own
+        assert callback([], history) == found[-1]
+
+
+def test_a_callback_that_only_reads_gets_the_runs_own_history():
+    class Watcher:
+        only_reads = True
+
+        def __call__(self, records, history):
+            self.seen = history
+
+    history, watcher, other = lines(0.5), Watcher(), Watcher()
+    other.only_reads = False
+    call_callbacks([watcher, other], history, dict, history)
+    assert watcher.seen is history and other.seen is not history
+    assert all(one.only_reads for one in (StopEarly, KeepBest, CSVLogger))
 
 
 def test_means_over_seeds_and_models_and_undefined_values():

@@ -16,6 +16,7 @@ import pytest
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import constant
@@ -30,7 +31,7 @@ from fedcodist.run.experiment import (
     experiment_programs,
     run_experiment,
 )
-from fedcodist.run.experiment_checks import check_start
+from fedcodist.run.experiment_checks import check_programs, check_start
 from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -48,12 +49,12 @@ def make_data(rows_per_client: int = 5, seed: int = 0) -> FederatedData:
 
 
 @functools.cache
-def make_algorithm():
+def make_algorithm(batch_size=2, execution=Execution(), rates=(0.01, 0.1)):
     pools = {
         name: Pool(
             fed_avg(
                 from_flax_linen(nn.Dense(CLASSES), jnp.zeros((1, FEATURES))),
-                LocalTraining(optax.sgd, batch_size=2),
+                LocalTraining(optax.sgd, batch_size=batch_size),
                 optax.adam,
                 constant,
                 FedAvgHyper(rate, 0.1),
@@ -61,9 +62,9 @@ def make_algorithm():
             np.arange(CLIENTS),
             2,
         )
-        for name, rate in (("slow", 0.01), ("fast", 0.1))
+        for name, rate in zip(("slow", "fast"), rates, strict=True)
     }
-    return independent_pools(pools, make_data().columns)
+    return independent_pools(pools, make_data().columns, execution)
 
 
 def make_experiment(rounds: int = 5, learning_rate: float = 0.1, stream=False, **settings):
@@ -157,6 +158,41 @@ def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     again = run_experiment(make_experiment(), programs=compiled)
     assert again.records == outcome[0].records
     assert compiled.train._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(evaluate_every=8), "room for 8 rounds between evaluations, .* for evaluate_every=2"),
+        (dict(seeds_loop="vmap"), "same algorithm .*: seeds_loop is 'map' there and 'vmap' here"),
+        (dict(evaluation_batch_size=7), "evaluation_batch_size is 3 there and 7 here"),
+        (
+            dict(evaluation_preprocess=lambda batch, key, positions: dict(batch)),
+            "evaluation_preprocess",
+        ),
+        (dict(batch_size=3), r"algorithm\..*training\.batch_size is 2 there and 3 here"),
+        (dict(execution=Execution("vmap", 2)), "execution.loop is 'scan' there and 'vmap' here"),
+        (dict(hyper_per_seed=True), "hyper_per_seed is True there and False here"),
+        # Made anew, with other floats.
+        (dict(rates=(0.3, 0.4), evaluate_every=1, seed=3, rounds=9), None),
+    ],
+    ids=str,
+)
+def test_programs_of_another_experiment_are_refused(settings, message):
+    parts = {n: settings[n] for n in ("batch_size", "execution", "rates") if n in settings}
+    others = {n: v for n, v in settings.items() if n not in {*parts, "hyper_per_seed"}}
+    experiment = make_experiment(**others)
+    if parts:
+        experiment = experiment._replace(algorithm=make_algorithm.__wrapped__(**parts))
+    compiled = experiment_programs(make_experiment(rounds=8))
+    if "hyper_per_seed" in settings:
+        compiled = compiled._replace(made_of=compiled.made_of._replace(hyper_per_seed=True))
+    if message is None:
+        check_programs(compiled.made_of, loop._made_of(experiment))
+        return
+    with pytest.raises(ValueError, match=rf"^programs must .*{message}") as raised:
+        run_experiment(experiment, programs=compiled)
+    assert "\n" not in str(raised.value)
 
 
 def test_callbacks_get_the_records_of_each_evaluation(outcome):
@@ -432,6 +468,24 @@ def test_another_start_is_told_from_the_first(finished):
 def test_fewer_rounds_than_there_are_checkpoints_of(finished):
     with pytest.raises(RunFolderError, match="a checkpoint of round 5, beyond rounds=3"):
         run_experiment(make_experiment(rounds=3), finished)
+
+
+def test_a_run_does_not_end_at_a_checkpoint_from_its_middle(tmp_path):
+    """Its final splits were not evaluated there. After a run that ended there they were."""
+    run = lambda rounds, *callbacks: run_experiment(
+        make_experiment(rounds), tmp_path, callbacks=callbacks, show_progress=False
+    )
+    with pytest.raises(Stopped):
+        run(5, stop_at(4))
+    before = contents(tmp_path)
+    message = "a checkpoint of round 2, in the middle of a run of 5 rounds: rounds must be above 2"
+    with pytest.raises(RunFolderError, match=message) as raised:
+        run(2)
+    assert "\n" not in str(raised.value) and contents(tmp_path) == before
+    assert run(4).summary["rounds"] == 4
+    with pytest.raises(Stopped):
+        run(6, stop_at(6))
+    assert run(4).summary["rounds"] == 4
 
 
 def test_a_start_serves_several_runs():

@@ -17,7 +17,7 @@ import optax
 import pytest
 from softmax_regression import random_clients, softmax_regression
 
-from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
@@ -429,6 +429,38 @@ def test_a_config_of_code_that_nothing_describes(tmp_path, compile_quickly):
     run(tmp_path, CONFIG, epochs=2, prepared={})  # the descriptions say that nothing has changed
 
 
+def at_rate(rate):
+    experiment = make_experiment()
+    hyper = {"main": FedAvgHyper(rate, 1.0)}
+    return experiment._replace(algorithm=experiment.algorithm._replace(hyper=hyper))
+
+
+def test_hyper_parameters_and_the_start_are_settings():
+    found = difference(at_rate(0.1), at_rate(0.5))
+    assert found == "settings.hyper.['main'].client_learning_rate is 0.1 there and 0.5 here"
+    started = make_experiment(start={"w": np.ones(3, np.float32)})
+    assert difference(make_experiment(), started).startswith("settings.start is [] there and [")
+    assert difference(at_rate(0.1), at_rate(0.5), has_config=True) is None
+    # An older folder does not tell them.
+    older = identity_of(at_rate(0.1)).content
+    for name in ("hyper", "start"):
+        del older["settings"][name]
+    assert identity_of(started).difference(older) is None
+
+
+def test_a_config_from_python_tells_neither_hyper_nor_execution(finished):
+    (finished / "config.json").write_text(json.dumps(CONFIG))
+    for experiment, message in (
+        (at_rate(0.5), "another config: settings.hyper.*client_learning_rate is .* and 0.5"),
+        (
+            make_experiment(seeds_loop="vmap"),
+            "execution plan: seeds_loop is 'map' there and 'vmap'",
+        ),
+    ):
+        with pytest.raises(RunFolderError, match=message):
+            run_experiment(experiment, finished, CONFIG, show_progress=False)
+
+
 def test_a_config_that_does_not_tell_its_rounds(tmp_path, compile_quickly):
     run(tmp_path, {"lr": 0.1}, schedule=linear_decay(2))
     with pytest.raises(RunFolderError, match=r"schedule\.num_rounds is 2 there and 4 here"):
@@ -458,19 +490,17 @@ def edited(folder, **parts):
     (folder / "environment.json").write_text(json.dumps(kept))
 
 
-def test_a_finished_run_without_its_checkpoints_is_run_again(finished):
+def test_a_finished_run_without_its_checkpoints_is_not_lost(finished):
     shutil.rmtree(finished / "checkpoints")
-
-    def killed(records):
-        raise KeyboardInterrupt
-
-    with (
-        pytest.warns(UserWarning, match="was finished but has no checkpoint any more"),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        run_experiment(make_experiment(), finished, callbacks=[killed], show_progress=False)
-    assert not (finished / "summary.json").exists()
+    before = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    for rounds in (2, 4):
+        with pytest.raises(RunFolderError, match="is finished, but has no checkpoints") as raised:
+            run(finished, rounds=rounds)
+        assert "\n" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()} == before
+    (finished / "summary.json").unlink()
     assert run(finished).summary["rounds"] == 2
+    assert (finished / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
 
 
 def test_devices_are_part_of_the_plan(finished):

@@ -11,7 +11,7 @@ from fedcodist.run.csv_logger import CSVLogger
 from fedcodist.run.metrics_lines import scalars
 from fedcodist.run.mlflow_logger import MLflowLogger
 from fedcodist.run.tensorboard_logger import TensorBoardLogger
-from fedcodist.run.tracked_runs import LoggerError
+from fedcodist.run.tracked_runs import LoggerError, TrackedRuns
 from fedcodist.run.wandb_logger import WandbLogger
 
 CONFIG = {
@@ -108,6 +108,26 @@ def test_tensorboard_has_a_writer_per_seed_and_one_tag_for_all(tmp_path):
             for split in ("held_out", "clients")
             for round in (0, 5)
         }
+
+
+def test_a_folder_of_tensorboard_that_cannot_be_written_is_one_line(tmp_path):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(LoggerError, match=r"^cannot write .*tensorboard: Not a directory\.$"):
+        TensorBoardLogger(tmp_path)(evaluation(0))
+
+
+@pytest.mark.parametrize("content", [b'{"0": "a', b"[]", b"\xff", None])
+def test_damaged_identifiers_of_runs_are_one_line(content, tmp_path):
+    path = tmp_path / "runs.json"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    for call in (lambda ids: ids.known(0), lambda ids: ids.id_of(0, lambda: "x")):
+        with pytest.raises(LoggerError, match=r"^cannot read .*runs\.json: ") as error:
+            call(TrackedRuns(path))
+        assert "\n" not in str(error.value)
 
 
 def leveldb_records(content, before):

@@ -4,6 +4,7 @@ import functools
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -22,7 +23,7 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import for_each_client
 from fedcodist.core.for_each_client import Execution
-from fedcodist.core.inputs import Selection
+from fedcodist.core.inputs import Inputs, Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.metrics import accuracy
@@ -30,8 +31,10 @@ from fedcodist.core.model import Model, Variables, from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
+from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.programs import AXIS, build_programs, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, resident_data, stack_inputs
+from fedcodist.run.stacked import Stacked
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -206,6 +209,39 @@ def test_streamed_training_is_resident_training(stored, kind, devices):
     )
     assert programs.train_streamed._cache_size() == 1
     assert programs.select._cache_size() == 1
+
+
+def test_streaming_reads_no_further_than_the_rounds_that_run(monkeypatch):
+    """Rounds here are done when somebody waits for them."""
+    events = []
+
+    class Unfinished:
+        def __init__(self, round):
+            self.round = round
+
+        def block_until_ready(self):
+            events.append(f"wait for {self.round}")
+
+        def __array__(self, dtype=None, copy=None):
+            return np.full((1, 1, 1), float(self.round))
+
+    def train_streamed(state, client_states, seeds, round, hyper, inputs):
+        events.append(f"dispatch {round}")
+        structure = jax.tree.structure({"loss": 0})
+        return state, {}, Stacked((Unfinished(int(round)),), ((0, 0),), structure)
+
+    data = StreamedData(FederatedData.from_arrays({"x": np.zeros(2)}, offsets=[0, 2]))
+    monkeypatch.setattr(data, "read", lambda *arguments: Inputs({}, {}))
+    programs = SimpleNamespace(select=lambda seed, round: {}, train_streamed=train_streamed)
+    states = SimpleNamespace(gather=lambda clients: {}, scatter=lambda clients, states: None)
+    train = in_blocks(programs, data, 5, None, np.zeros(1, np.uint32), {}, states)
+    train(Trained({}, None), 0, 1)
+    _, history = train(Trained({}, None), 1, 4)
+    assert events == [
+        *("dispatch 0", "dispatch 1", "dispatch 2", "wait for 1"),
+        *("dispatch 3", "wait for 2", "dispatch 4"),
+    ]
+    np.testing.assert_array_equal(history["loss"], [[1.0, 2.0, 3.0, 4.0]])
 
 
 # ----------------------------------------------------------------------------- clients of some devices

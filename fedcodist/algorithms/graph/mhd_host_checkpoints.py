@@ -23,7 +23,7 @@ PyTree = Any
 class HostBanks:
     """A bank per architecture and run; each seed is a run. Every process has its own banks.
 
-    `state`, `shapes` and `restore` are used by the experiment's checkpoints.
+    `state`, `shapes` and `restore` are used by the experiment's checkpoints, `clear` at a run's start.
 
     Args:
       schedule: the run's exchange, with the number of slots and when they are filled.
@@ -116,6 +116,11 @@ class HostBanks:
                 }
                 for index, run in enumerate(np.asarray(runs))
             }
+
+    def clear(self) -> None:
+        """Forgets earlier runs, whose banks would take memory and lie in all later checkpoints."""
+        with self._lock:
+            self._runs = {}
 
     def _write(
         self, run: jax.Array, slots: dict[str, jax.Array], models: dict[str, PyTree]

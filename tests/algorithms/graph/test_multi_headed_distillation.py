@@ -582,6 +582,10 @@ def test_a_resumed_run_has_the_checkpoints_that_lay_on_the_host(tmp_path, beside
     runs, found = again.algorithm.host_state.state()
     assert round == 2 and np.array_equal(runs, run)
     assert same(found, banks) and len(jax.tree.leaves(banks)) > 1
+    # A run that begins has none of those of earlier runs, and so have its checkpoints.
+    start_or_resume(programs, seeds, None, None, again, None)
+    runs, found = again.algorithm.host_state.state()
+    assert len(runs) == 0 and not any(map(len, jax.tree.leaves(found)))
 
 
 @pytest.mark.parametrize(
