@@ -97,7 +97,7 @@ def load_data(settings: ConfigDict) -> Data:
     if data.public is not None:
         public = data.public._replace(**own_preprocessing)
         data = data._replace(public=public)
-    if not data.labels:
+    if not data.labels and data.num_classes is None and data.public is None:
         data = data._replace(labels=_labels_of(data))
     return _with_client_splits(data._replace(**own_preprocessing), settings)
 

@@ -160,23 +160,24 @@ def test_programs_of_an_earlier_run_serve_other_seeds_and_floats(outcome):
     assert compiled.train._cache_size() == 1
 
 
+def copied(batch, key, positions):
+    return dict(batch)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (dict(evaluate_every=8), "room for 8 rounds between evaluations, .* for evaluate_every=2"),
         (dict(seeds_loop="vmap"), "same algorithm .*: seeds_loop is 'map' there and 'vmap' here"),
         (dict(evaluation_batch_size=7), "evaluation_batch_size is 3 there and 7 here"),
-        (
-            dict(evaluation_preprocess=lambda batch, key, positions: dict(batch)),
-            "evaluation_preprocess",
-        ),
+        (dict(evaluation_preprocess=copied), "evaluation_preprocess"),
         (dict(batch_size=3), r"algorithm\..*training\.batch_size is 2 there and 3 here"),
         (dict(execution=Execution("vmap", 2)), "execution.loop is 'scan' there and 'vmap' here"),
         (dict(hyper_per_seed=True), "hyper_per_seed is True there and False here"),
         # Made anew, with other floats.
         (dict(rates=(0.3, 0.4), evaluate_every=1, seed=3, rounds=9), None),
     ],
-    ids=str,
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_programs_of_another_experiment_are_refused(settings, message):
     parts = {n: settings[n] for n in ("batch_size", "execution", "rates") if n in settings}
