@@ -144,7 +144,7 @@ def slope_of(loss):
 def descend(loss, params, *about, rate=RATE):
     """One step on loss(params, *about)."""
     gradient = slope_of(loss)(params, *about)
-    return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+    return jax.tree.map(lambda p, g: np.asarray(p) - rate * np.asarray(g), params, gradient)
 
 
 def labels_loss(params, images, labels):

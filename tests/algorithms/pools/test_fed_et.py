@@ -121,7 +121,7 @@ def slope_of(loss):
 
 def descend(loss, params, rate, *about):
     gradient = slope_of(loss)(params, *about)
-    return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+    return jax.tree.map(lambda p, g: np.asarray(p) - rate * np.asarray(g), params, gradient)
 
 
 def local(params, client):
