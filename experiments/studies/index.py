@@ -23,7 +23,7 @@ def index(pages: Sequence[Page], notes: Notes, folder: Path, runs: Path) -> str:
             if page.not_run
             else ""
         )
-        # What is on a statement that other runs are on too is on the page only.
+        # A second verdict on the same statement is shown on the page only. It is counted here too.
         verdicts = [v._replace(is_main=v.is_main and not v.again) for v in page.verdicts]
         decided = verdict_table(verdicts, link, (HELD, DID_NOT_HOLD), after=not_run)
         parts += [f"## [{page.title}]({link})", page.in_short, *decided]

@@ -118,7 +118,7 @@ class Panel(NamedTuple):
     around: str = "{}"
     metric: str = "accuracy"
     others: tuple[str, ...] = ()  # further metrics, in a table of their own
-    remark: str = ""  # what a verdict on these runs has to say
+    remark: str = ""  # in brackets behind the title, in verdicts
 
     def run(self, run: str) -> str:
         return self.around.format(run)
@@ -212,6 +212,7 @@ def _verdicts(records: Sequence[Record]) -> list[Verdict]:
                 shown = [] if isinstance(differences, str) else differences
                 title = f"{panel.title} ({panel.remark})" if panel.remark else panel.title
                 verdict = judge(f"{title}: {text}", shown, expected, panel.title)
+                # What contradicts the paper is never only counted.
                 is_main = panel == FEW or number < of_all or verdict.word == DID_NOT_HOLD
                 again = title if panel.remark else ""
                 verdicts.append(verdict._replace(is_main=is_main, again=again))

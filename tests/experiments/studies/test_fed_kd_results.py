@@ -124,6 +124,23 @@ def test_runs_with_another_gradient_or_with_other_passes_are_not_compared(tmp_pa
     assert of_four[5] == "-1.00 ± 0.00" and of_sixteen[5] == other
 
 
+def test_more_clients_are_judged_for_the_teachers_and_for_fed_avg_of_the_student(tmp_path):
+    for run, student, teachers in (
+        ("fed_kd", 60.0, 65.0),
+        ("fed_kd_16", 62.0, 61.0),
+        ("fed_avg,student", 55.0, None),
+        ("fed_avg,student_16", 57.0, None),
+    ):
+        write(tmp_path, run, student, teachers)
+    text, _ = render(tmp_path)
+    for statement, expected, word in (
+        ("teachers are as good", "about 0 | -4.00 ± 0.00", "did not hold"),
+        ("FedAvg of the student's network is worse", "below 0 | +2.00 ± 0.00", "did not hold"),
+    ):
+        (line,) = [x for x in text.splitlines() if f"{statement} with 16 clients" in x]
+        assert line.startswith(f"| **{word}** |") and line.endswith(f"| {expected} |")
+
+
 def test_a_centralised_run_has_one_client(tmp_path):
     write(tmp_path, "fed_avg,teacher", 70.0, sent=(1, 1))
     write(tmp_path, "centralised", 62.0, 75.0, sent=(1, 1))

@@ -137,6 +137,18 @@ def test_digits_come_first_with_a_verdict_for_each_ordering(tmp_path):
     )
 
 
+def test_statements_on_digits_are_counted_once_and_only_where_the_graphs_are_the_papers():
+    of_cifar, of_digits = orderings.orderings(), orderings.orderings_on_digits()
+    (there,), (here,) = (
+        [o.paper for o in of if o.text.startswith("complete less cycle")]
+        for of in (of_cifar, of_digits)
+    )
+    assert here == orderings.NOT_STATED != there
+    again = [o.text for o in of_digits if o.again]
+    assert len(again) == 3
+    assert {f"levels apart: {text}" for text in again} <= {o.text for o in of_digits if not o.again}
+
+
 def test_a_picture_has_all_clients_heads_and_hops(everything):
     _, plots = render(everything)
     figure = plots["mhd_graph_directed_cycle.png"]()

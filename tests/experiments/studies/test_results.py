@@ -32,9 +32,18 @@ from experiments.studies.codistillation.findings import find, verdict
 from experiments.studies.codistillation.page import codistillation
 from experiments.studies.codistillation.paper_numbers import FIGURE_4, MODELS, run_name
 from experiments.studies.fed_sdd.tables import ORDERINGS, REPORTED, SCALED, STANDS_FOR, tables
-from experiments.studies.pages import read_notes
+from experiments.studies.index import index
+from experiments.studies.pages import Page, first_screen, read_notes
 from experiments.studies.settings import OWN, UNREAD, flat, settings, without
-from experiments.studies.verdicts import DID_NOT_HOLD, HELD, OPEN, UNDECIDED, anchor, decided
+from experiments.studies.verdicts import (
+    DID_NOT_HOLD,
+    HELD,
+    OPEN,
+    UNDECIDED,
+    Verdict,
+    anchor,
+    decided,
+)
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.registry import CODISTILLATION, METHOD_NAMES, METHODS
 from fedcodist.configs import digits_codist
@@ -1272,6 +1281,18 @@ def test_the_index_is_short_and_its_links_lead_to_headings(project):
         text = texts[ROOT / target]
         headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
         assert not place or place in map(anchor, headings), (target, place)
+
+
+def test_the_index_counts_second_verdicts_and_leaves_them_to_the_page():
+    first = Verdict("claim", HELD, "Runs", "above 0", "+1.00 ± 0.50")
+    second = first._replace(text="claim, longer", word=DID_NOT_HOLD, again="600 rounds")
+    page = Page("paper", "Paper", (), [], {}, verdicts=[first, second])
+    text = index([page], {"": "About verdicts."}, Path("docs"), Path("runs.csv"))
+    assert "[claim](docs/paper.md#runs)" in text and "claim, longer" not in text
+    assert "All 1 statements: 1 held" in text
+    assert "1 of them again with 600 rounds: 0 held, 1 did not hold" in text
+    on_page = "\n".join(first_screen("Paper", {"": ""}, page.verdicts))
+    assert "[claim, longer](#runs)" in on_page
 
 
 @pytest.mark.slow
