@@ -27,7 +27,7 @@ class TensorBoardLogger:
             self._write(records)
         except OSError as error:
             folder = self._workdir / "tensorboard"
-            raise LoggerError(f"cannot write {folder}: {error.strerror}.") from error
+            raise LoggerError(f"cannot write {folder}: {error.strerror or error}.") from error
 
     def _write(self, records: Sequence[Record]) -> None:
         for record in records:
