@@ -112,8 +112,8 @@ def check_programs(theirs: MadeOf, needed: MadeOf) -> None:
     """Raises ValueError, one line, unless programs made of `theirs` compute what is needed."""
     if theirs.interval < needed.interval:
         raise ValueError(
-            f"programs must have room for {needed.interval} rounds between evaluations, they have it for "
-            f"{theirs.interval}."
+            f"programs must have room for {needed.interval} rounds between evaluations, they have it "
+            f"for {theirs.interval}."
         )
     settings = ("seeds_loop", "evaluation_batch_size", "hyper_per_seed")
     there, here = ({name: getattr(of, name) for name in settings} for of in (theirs, needed))
