@@ -20,10 +20,16 @@ no images of further labels. Here, and in all recorded runs, there is no such li
 there rounded up. HtFLlib leaves out the last, smaller batch of an epoch, always visits images in one
 order, stops 100 rounds after the best one, and reports this round, the best by test accuracy. Here every
 image is visited, in a new order in each epoch, and test images are evaluated after the last round only.
-HtFLlib's pathological split deals labels to clients in their order and in unequal parts. HtFLlib clips
-gradients of FML and FedKD at a norm of 10, and of FedL2G at 100. Here they are not clipped. FedProto
-predicts with its heads, and there by the nearest prototype. The number of rounds is our choice, since
-HtFLlib's limit of 2,000 is hardly ever reached.
+HtFLlib's pathological split deals labels to clients in their order and in unequal parts. The number of
+rounds is our choice, since HtFLlib's limit of 2,000 is hardly ever reached.
+
+Methods differ too. In HtFLlib's FML and FedKD the KL divergence is also a mean over the labels, so it is
+10 or 100 times weaker than here, a model's gradient is that of both models' losses, and gradients are
+clipped at a norm of 10. Those of FedL2G are clipped at 100. Here nothing is clipped. Here FedProto and
+FedTGP predict with their heads, and there by the nearest prototype. Here FedGH is evaluated with a
+party's own head, and there with the server's. FD's loss is a divergence here, and there a cross-entropy
+with the mean logits as target. FedMRL's mean is weighted by numbers of examples here, and there it is
+not, and its projectors' training is lost.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 4 to

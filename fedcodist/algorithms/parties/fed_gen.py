@@ -210,8 +210,10 @@ def fed_gen(
 
 
 def shares_of(counts: jax.Array) -> jax.Array:
-    """Counts [classes] as shares that sum to 1."""
-    return counts / jnp.maximum(jnp.sum(counts), jnp.finfo(counts.dtype).tiny)
+    """Counts [classes] as shares that sum to 1; equal shares if no count is above 0."""
+    counts = jnp.maximum(counts, 0)  # a reduction with noise can make counts negative
+    total = jnp.sum(counts)
+    return jnp.where(total > 0, counts / jnp.where(total > 0, total, 1), 1 / counts.size)
 
 
 def _communication(

@@ -82,10 +82,10 @@ def fed_mrl(
     The projector maps the two concatenated embeddings to one of the own network's width. The own head
     reads all of it and the shared head its first entries, like a matryoshka doll. The loss is the
     weighted sum of both heads' cross-entropies. Only small models are sent, and the server averages
-    them. A party predicts with its own head and the newest small model. All projectors start from the
-    same values. Both are as in the authors' code. Optimizers are fresh in every round. (In the authors'
-    code those of the small model and the projector continue, shared by all parties, and gradients are
-    clipped at norm 50.)
+    them. A party predicts with its own head and the newest small model. (The authors' code evaluates it
+    with its own small model, right after local training.) All projectors start from the same values, as
+    in the authors' code. Optimizers are fresh in every round. (In the authors' code those of the small
+    model and the projector continue, shared by all parties, and gradients are clipped at norm 50.)
 
     Args:
       groups: architecture -> its parties, networks of `headed` with embeddings of one width.

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedcodist.algorithms.parties import head_generator
-from fedcodist.algorithms.parties.fed_gen import FedGenHyper, FedGenState, fed_gen
+from fedcodist.algorithms.parties.fed_gen import FedGenHyper, FedGenState, fed_gen, shares_of
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.head_generator import Generator
 from fedcodist.algorithms.parties.lg_fed_avg import LGFedAvgHyper, lg_fed_avg
@@ -354,6 +354,13 @@ def test_a_label_that_nobody_has_is_not_drawn():
     np.testing.assert_allclose(np.bincount(labels, minlength=3) / 4000, shares, atol=0.03)
     assert noise.shape == (4000, 3)
     assert abs(float(noise.mean())) < 0.03 and float(noise.std()) == pytest.approx(1, abs=0.03)
+
+
+def test_shares_of_noised_counts_are_a_distribution():
+    """Noise in a reduction makes sums negative. Without positive counts no label is known."""
+    np.testing.assert_allclose(shares_of(jnp.array([6.0, 2.0, -0.5])), [0.75, 0.25, 0], rtol=1e-6)
+    for counts in (jnp.zeros(3), jnp.array([-1.0, 0, -2])):
+        np.testing.assert_allclose(shares_of(counts), np.full(3, 1 / 3), rtol=1e-6)
 
 
 def test_embeddings_that_differ_are_more_diverse():
