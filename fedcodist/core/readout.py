@@ -200,9 +200,11 @@ def sampled_cross_entropy(
 ) -> jax.Array:
     """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
 
-    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007) subtracts from every logit the
-    logarithm of its class's expected number of samples. The sum over samples then estimates the sum
-    over all classes. Samples that are the label itself are left out.
+    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007) subtracts from every sample's logit
+    the logarithm of its class's expected number of samples. The sum over samples then estimates the sum
+    over all classes but the label. The label is always in the sum, and exactly once. So its logit is not
+    corrected (Blanc and Rendle 2018, https://arxiv.org/abs/1712.00527), and samples that are the label
+    are left out.
 
     Args:
       readout: of positions [...], with samples.
@@ -220,7 +222,7 @@ def sampled_cross_entropy(
         raise ValueError("readout.samples must be classes from draw_classes, got None.")
     expected = _log_expected(len(samples), by_frequency)
     label_logits = jnp.einsum("...e,e...->...", readout.features, readout.kernel[:, labels])
-    label_logits += readout.bias[labels] - expected[labels]
+    label_logits += readout.bias[labels]
     others = logits_of(readout.features, readout.kernel[:, samples], readout.bias[samples])
     others -= expected[samples]
     others = jnp.where(samples == labels[..., None], -jnp.inf, others)
