@@ -131,7 +131,7 @@ def _run(workdir: Path) -> int:
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.divergence import TrainingDiverged
     from fedcodist.run.experiment import check_experiment, run_experiment
-    from fedcodist.run.export import save_models
+    from fedcodist.run.export import save_models, single_models
     from fedcodist.run.profile import check_trace_folder, tracing
     from fedcodist.run.tracked_runs import LoggerError
 
@@ -188,7 +188,7 @@ def _run(workdir: Path) -> int:
         return command_line.refuse(error)
     if is_first:
         try:
-            models = outcome.summary["models"]
+            models = single_models(experiment.algorithm.predictors, outcome.variables)
             save_models(workdir, outcome.variables, models, config.seed)
             if outcome.kept is not None:
                 save_models(workdir / "kept", outcome.kept.variables, models, config.seed)

@@ -26,9 +26,9 @@ class WrongShape(ValueError):
 def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
     """Makes a per-example loss, [batch], from a mean over a batch, such as those in Flax's examples.
 
-    `mean` is called with every example as a batch of one, so padding does not count. A column whose first
-    axis is as long as the batch has one entry per example. Columns of other lengths are given whole. So a
-    table, such as one of class weights, belongs into `mean` itself, not into the batch.
+    `mean` is called with every example as a batch of one, so padding does not count. A column whose
+    first axis is as long as the batch has one entry per example. Columns of other lengths are given
+    whole. So a table, such as one of class weights, belongs into `mean` itself, not into the batch.
 
     Args:
       mean: (outputs, batch) -> scalar. All outputs must have the batch as their first axis.

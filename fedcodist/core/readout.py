@@ -200,11 +200,11 @@ def sampled_cross_entropy(
 ) -> jax.Array:
     """Cross-entropy among the label and `readout.samples`, 0 where `readout.weights` is 0.
 
-    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007) subtracts from every sample's logit
-    the logarithm of its class's expected number of samples. The sum over samples then estimates the sum
-    over all classes but the label. The label is always in the sum, and exactly once. So its logit is not
-    corrected (Blanc and Rendle 2018, https://arxiv.org/abs/1712.00527), and samples that are the label
-    are left out.
+    Sampled softmax (Jean et al. 2015, https://arxiv.org/abs/1412.2007) subtracts from every sample's
+    logit the logarithm of its class's expected number of samples. The sum over samples then estimates
+    the sum over all classes but the label. The label is always in the sum, and exactly once. So its
+    logit is not corrected (Blanc and Rendle 2018, https://arxiv.org/abs/1712.00527), and samples that
+    are the label are left out.
 
     Args:
       readout: of positions [...], with samples.

@@ -31,8 +31,9 @@ def example_private(
     A step's gradient is the sum of the examples' gradients, each scaled to a norm of at most `clip`,
     plus Gaussian noise with standard deviation noise_multiplier x clip, divided by the batch size. (A
     batch size far above the largest client's examples counts as their number.) The client itself draws
-    the noise, so it need not trust anyone. `example_epsilon` computes the cost. A column whose first axis
-    is as long as the batch has one entry per example. So preprocessing must not add a table of this length.
+    the noise, so it need not trust anyone. `example_epsilon` computes the cost. A column whose first
+    axis is as long as the batch has one entry per example. So preprocessing must not add a table of
+    this length.
 
     Args:
       clip: the bound of an example's gradient.

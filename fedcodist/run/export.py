@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedcodist.core import keys
 from fedcodist.core.checks import shown
+from fedcodist.core.method import Predictor
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors
 
@@ -56,7 +58,7 @@ def save_models(
     Args:
       folder: where to write; made where it is missing.
       variables: model -> Variables, leaves [seeds, ...].
-      models: names of the models to write, without ensembles.
+      models: names of the models to write, such as those of `single_models`.
       first_seed: the first seed's number.
 
     Raises:
@@ -68,6 +70,30 @@ def save_models(
         for index in range(len(jax.tree.leaves(of_all_seeds)[0])):
             path = folder / f"{model}_seed{first_seed + index}.safetensors"
             save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], of_all_seeds))
+
+
+def single_models(
+    predictors: Mapping[str, Predictor], variables: Mapping[str, Variables]
+) -> list[str]:
+    """Names of the models that are one network each, in the order of `variables`: no ensembles.
+
+    Args:
+      predictors: of the algorithm.
+      variables: model -> Variables, leaves [seeds, ...].
+    """
+    predictor_of = {
+        name: predictor
+        for group, predictor in predictors.items()
+        for name in predictor.members or (group,)
+    }
+
+    def is_single(name: str) -> bool:
+        network = jax.eval_shape(predictor_of[name].model.init, keys.key_shape())
+        # An ensemble's leaves have a further axis, of its members, or there are more leaves.
+        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(variables[name])]
+        return shapes == [leaf.shape for leaf in jax.tree.leaves(network)]
+
+    return [name for name in variables if is_single(name)]
 
 
 def load_model(path: str | os.PathLike[str]) -> Variables:

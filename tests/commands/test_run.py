@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from fedcodist.commands.run import _newest_checkpoint, _tell_of_loggers
 from fedcodist.config.data_prepared import data_manifests
+from fedcodist.core.method import Predictor
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
-from fedcodist.run.export import load_model, save_models
+from fedcodist.run.export import load_model, save_models, single_models
 from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.run_folder import RunFolder, data_note
 
@@ -72,13 +75,27 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     # The variables of an ensemble hold its members' weights and mutable state.
     ensemble = Variables({"w": weights[:, None]}, ({}, np.ones((2, 1))))
     models = {"main": Variables({"w": weights}, {}), "ensemble": ensemble}
-    save_models(tmp_path, models, ["main"], first_seed=3)
+    one = types.SimpleNamespace(init=lambda key: Variables({"w": jnp.zeros(3)}, {}))
+    predictors = {name: Predictor(one, None, None) for name in models}
+    save_models(tmp_path, models, single_models(predictors, models), first_seed=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "main_seed3.safetensors",
         "main_seed4.safetensors",
     ]
     read = load_model(tmp_path / "main_seed4.safetensors")
     assert read.params["w"].tolist() == [3.0, 4.0, 5.0] and read.mutable == {}
+
+
+def test_models_of_servers_and_members_are_single():
+    """Such as FedRolex's whole network and parties of one architecture, of whom nobody is a pool."""
+    of = lambda size: types.SimpleNamespace(init=lambda key: Variables({"w": jnp.zeros(size)}, {}))
+    predictors = {
+        "whole": Predictor(of(4), None, None),
+        "parties": Predictor(of(3), None, None, members=("a", "b")),
+    }
+    seeds = lambda *shape: Variables({"w": np.zeros((2, *shape))}, {})
+    variables = {"whole": seeds(4), "a": seeds(3), "b": seeds(3)}
+    assert single_models(predictors, variables) == ["whole", "a", "b"]
 
 
 def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):
