@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.checks import check_not_masked
 from fedcodist.core.extras import check_installed
 from fedcodist.data.column_choice import column_choice
 
@@ -140,6 +141,7 @@ def _declared_dtype(examples: Any, feature: str) -> np.dtype | None:
 
 
 def _as_array(value: Any, name: str, dtype: np.dtype | None = None) -> np.ndarray:
+    check_not_masked(f"feature {name!r}", value)
     try:
         array = np.asarray(value, dtype)
     except ValueError:  # rows of different lengths

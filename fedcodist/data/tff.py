@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.checks import check_not_masked
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff_sqlite import Database, sqlite_database
@@ -53,7 +54,7 @@ def from_client_data(
             where = f"client {client_id!r}, example {row}"
             try:
                 named = _named(example, names)
-                arrays = {name: _array(to_numpy(value)) for name, value in named.items()}
+                arrays = {name: _array(name, to_numpy(value)) for name, value in named.items()}
                 table.append(arrays)
             except TypeError as error:
                 raise TypeError(f"{where} {error}") from None
@@ -192,8 +193,9 @@ def to_numpy(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(name: str, value: Any) -> np.ndarray:
     """An array of a value; bytes stay Python's, since NumPy's lose a NUL at their end."""
+    check_not_masked(f"column {name!r}", value)
     array = np.asarray(value)
     is_bytes = array.dtype.kind == "S" and not isinstance(value, np.ndarray)
     return np.asarray(value, object) if is_bytes else array

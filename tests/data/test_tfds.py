@@ -183,6 +183,7 @@ def test_missing_package_says_what_to_install(monkeypatch):
         (SOURCE, {"columns": ["z"]}, "no feature 'z'"),
         (SOURCE, {"columns": []}, "columns must not be empty"),
         ([{"a": {"b": 1}}], {}, "feature 'a' is not an array"),
+        ([{"a": np.ma.masked_equal([1, 2], 2)}], {}, "feature 'a' must not be masked"),
         ([{"a": b"x\0"}], {}, "feature 'a' has bytes that end in NUL"),
         ([{"a": [1, 2]}, {"a": [1]}], {}, "feature 'a' of example 1"),
         ([{"a": [1, 2]}, {"a": [1, 2.5]}], {}, "feature 'a' of example 1 is float64"),

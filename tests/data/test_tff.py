@@ -126,6 +126,9 @@ def test_client_data_of_another_kind():
         from_client_data(ClientData({"a": [1]}, list))
     with pytest.raises(ValueError, match="no column 'z'"):
         from_client_data(ClientData(CLIENTS), columns=["z"])
+    masked = {"x": np.ma.masked_equal([1, 2], 2)}
+    with pytest.raises(ValueError, match=r"client 'a', example 0: column 'x' must not be masked"):
+        from_client_data(ClientData({"a": [masked]}, list))
 
 
 class Labelled(NamedTuple):
