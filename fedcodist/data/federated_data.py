@@ -297,7 +297,26 @@ def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
         raise ValueError(
             f"column {name!r}{of} must be an array [rows, ...], examples of one shape: {reason:.120}"
         ) from None
+    if isinstance(column, list | tuple):
+        check_fixed_width(f"column {name!r}{of}", array, column)
     return array.data if isinstance(array, np.ma.MaskedArray) else array
+
+
+def check_fixed_width(name: str, array: np.ndarray, values: Any) -> None:
+    """Raises ValueError unless an array of text or bytes has the values of which NumPy made it.
+
+    NumPy pads text with NUL, so one at its end is lost. It also makes text of numbers beside text.
+    """
+    if array is values or array.dtype.kind not in "SU":
+        return
+    kind = str if array.dtype.kind == "U" else bytes
+    for kept, value in zip(array.flat, np.asarray(values, object).flat, strict=True):
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be all text where some is, got {value!r:.40}")
+        if kept != value:
+            raise ValueError(
+                f"{name} must not have text that ends in NUL, which fixed width loses, got {value!r:.40}"
+            )
 
 
 def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, FederatedData]:

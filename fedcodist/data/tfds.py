@@ -10,6 +10,7 @@ import numpy as np
 from fedcodist.core.checks import check_not_masked
 from fedcodist.core.extras import check_installed
 from fedcodist.data.column_choice import column_choice
+from fedcodist.data.federated_data import check_fixed_width
 
 
 def from_tfds(
@@ -148,9 +149,7 @@ def _as_array(value: Any, name: str, dtype: np.dtype | None = None) -> np.ndarra
         array = np.asarray(value, object)
     if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
         array = array.astype(np.bytes_)
-    # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-    if array.dtype.kind == "S" and array.tolist() != np.asarray(value, object).tolist():
-        raise ValueError(f"feature {name!r} has bytes that end in NUL, which fixed width loses")
+    check_fixed_width(f"feature {name!r}", array, value)
     if array.dtype.kind not in "biufSU":
         raise TypeError(
             f"feature {name!r} is not an array of numbers or text but "

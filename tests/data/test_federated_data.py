@@ -255,6 +255,14 @@ def test_clear_errors_for_rows_and_clients(arguments, message):
         ({"x": np.array([{}, {}])}, ValueError, "column 'x' must be numeric"),
         ({"x": np.array([1, 2], ">i4")}, ValueError, "native byte order"),
         ({1: [1, 2]}, TypeError, "column names"),
+        (
+            {"x": ["a\0", "b"]},
+            ValueError,
+            "column 'x' must not have text that ends in NUL.* got 'a",
+        ),
+        ({"x": [[b"a", b"b\0"]] * 2}, ValueError, "column 'x' must not have text that ends in NUL"),
+        ({"x": ["a", 1]}, ValueError, "column 'x' must be all text where some is, got 1"),
+        ({"x": ["a", float("nan")]}, ValueError, "column 'x' must be all text .* got nan"),
     ],
 )
 def test_clear_errors_for_columns(columns, error, message):
