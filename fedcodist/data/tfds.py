@@ -99,6 +99,11 @@ def _read_columns(
     shapes = {name: np.shape(first[feature]) for name, feature in feature_of.items()}
     for index in range(num_examples):
         example = first if index == 0 else examples[index]
+        if columns is None and (others := set(example) - set(first)):
+            raise ValueError(
+                f"example {index} has feature {min(others)!r}, which example 0 lacks; choose features "
+                "with columns=..."
+            )
         for name, feature in feature_of.items():
             if feature not in example:
                 raise ValueError(f"example {index} has no feature {feature!r}")
