@@ -125,8 +125,23 @@ def check_integers(name: str, values: Any, low: int) -> None:
         check_integer(f"{name}[{index}]", value, low=low)
 
 
+def check_not_masked(name: str, values: Any) -> None:
+    """Checks that no entry of an array, or of the arrays in a list, is masked.
+
+    `np.asarray` drops masks, so the values under them would be used.
+    """
+    arrays = values if isinstance(values, list | tuple) else [values]
+    masks = [np.ma.getmask(array) for array in arrays if isinstance(array, np.ma.MaskedArray)]
+    if count := sum(map(np.count_nonzero, masks)):
+        raise ValueError(
+            f"{name} must not be masked, since masks are not kept: leave the {count} masked entries "
+            "out, or fill them."
+        )
+
+
 def check_clients(name: str, clients: Any) -> np.ndarray:
     """Checks indices of clients: at least one, none twice. Returns them ascending, int32 [clients]."""
+    check_not_masked(name, clients)
     try:
         indices = np.asarray(clients)
     except (TypeError, ValueError):

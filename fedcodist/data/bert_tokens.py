@@ -133,9 +133,16 @@ class BertVocabulary:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """The words of tokens [length] up to [SEP] or padding, without [CLS]."""
+        """The words of tokens [length] up to [SEP] or padding, without [CLS].
+
+        Raises:
+          ValueError: a number that is no token.
+        """
         words: list[str] = []
-        for piece in (self.pieces[token] for token in tokens):
+        for token in map(int, tokens):
+            if not 0 <= token < self.size:
+                raise ValueError(f"tokens must be in 0..{self.size - 1}, got {token}")
+            piece = self.pieces[token]
             if piece in (END, PADDING):
                 break
             if piece.startswith(CONTINUES) and words:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_boolean, check_several, shown
+from fedcodist.core.checks import check_boolean, check_not_masked, check_several, shown
 
 _COLUMN_KINDS = "biufcSU"  # bool, integers, floats, complex, byte strings and text
 
@@ -274,8 +274,9 @@ def default_client_ids(num_clients: int) -> np.ndarray:
 
 def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
     """Natural ids as an array of text. Raises TypeError or ValueError for anything else."""
+    check_not_masked("client_ids", client_ids)
     if isinstance(client_ids, np.ndarray) and client_ids.dtype.kind == "U":
-        return client_ids
+        return np.asarray(client_ids)
     check_several("client_ids", client_ids)
     ids = [_as_text("client_ids", client_id) for client_id in client_ids]
     for client_id in ids:
@@ -288,6 +289,7 @@ def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
 def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
     """A column as an array. Raises TypeError or ValueError if it is no array or hides entries."""
     of = f" of {where}" if where else ""
+    check_not_masked(f"column {name!r}{of}", column)
     try:
         array = column if isinstance(column, np.ndarray) else np.asarray(column)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -295,14 +297,26 @@ def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
         raise ValueError(
             f"column {name!r}{of} must be an array [rows, ...], examples of one shape: {reason:.120}"
         ) from None
-    if isinstance(array, np.ma.MaskedArray):
-        if np.ma.is_masked(array):
+    if isinstance(column, list | tuple):
+        check_fixed_width(f"column {name!r}{of}", array, column)
+    return array.data if isinstance(array, np.ma.MaskedArray) else array
+
+
+def check_fixed_width(name: str, array: np.ndarray, values: Any) -> None:
+    """Raises ValueError unless an array of text or bytes has the values of which NumPy made it.
+
+    NumPy pads text with NUL, so one at its end is lost. It also makes text of numbers beside text.
+    """
+    if array is values or array.dtype.kind not in "SU":
+        return
+    kind = str if array.dtype.kind == "U" else bytes
+    for kept, value in zip(array.flat, np.asarray(values, object).flat, strict=True):
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be all text where some is, got {value!r:.40}")
+        if kept != value:
             raise ValueError(
-                f"column {name!r}{of} must not be masked, since masks are not kept: leave the "
-                f"{np.ma.count_masked(array)} masked entries out, or fill them"
+                f"{name} must not have text that ends in NUL, which fixed width loses, got {value!r:.40}"
             )
-        array = array.data
-    return array
 
 
 def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, FederatedData]:
@@ -563,6 +577,7 @@ def _order_of_client_of_row(
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
+    check_not_masked(name, value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):

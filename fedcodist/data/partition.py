@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_boolean, check_integer, shown
+from fedcodist.core.checks import check_boolean, check_integer, check_not_masked, shown
 from fedcodist.data.federated_data import FederatedData, default_client_ids, natural_ids_as_text
 
 _MOST_CLIENTS = 10**8  # a random order of this many still fits in memory
@@ -536,6 +536,7 @@ def whole_labels(labels: Any) -> np.ndarray:
 
 
 def _checked_labels(name: str, labels: Any) -> np.ndarray:
+    check_not_masked(name, labels)
     array = whole_labels(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(

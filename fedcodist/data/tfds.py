@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.checks import check_not_masked
 from fedcodist.core.extras import check_installed
 from fedcodist.data.column_choice import column_choice
+from fedcodist.data.federated_data import check_fixed_width
 
 
 def from_tfds(
@@ -97,6 +99,11 @@ def _read_columns(
     shapes = {name: np.shape(first[feature]) for name, feature in feature_of.items()}
     for index in range(num_examples):
         example = first if index == 0 else examples[index]
+        if columns is None and (others := set(example) - set(first)):
+            raise ValueError(
+                f"example {index} has feature {min(others)!r}, which example 0 lacks; choose features "
+                "with columns=..."
+            )
         for name, feature in feature_of.items():
             if feature not in example:
                 raise ValueError(f"example {index} has no feature {feature!r}")
@@ -140,15 +147,14 @@ def _declared_dtype(examples: Any, feature: str) -> np.dtype | None:
 
 
 def _as_array(value: Any, name: str, dtype: np.dtype | None = None) -> np.ndarray:
+    check_not_masked(f"feature {name!r}", value)
     try:
         array = np.asarray(value, dtype)
     except ValueError:  # rows of different lengths
         array = np.asarray(value, object)
     if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
         array = array.astype(np.bytes_)
-    # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-    if array.dtype.kind == "S" and array.tolist() != np.asarray(value, object).tolist():
-        raise ValueError(f"feature {name!r} has bytes that end in NUL, which fixed width loses")
+    check_fixed_width(f"feature {name!r}", array, value)
     if array.dtype.kind not in "biufSU":
         raise TypeError(
             f"feature {name!r} is not an array of numbers or text but "

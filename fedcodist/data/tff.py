@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.core.checks import check_not_masked
+from fedcodist.data.federated_data import FederatedData, check_fixed_width
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff_sqlite import Database, sqlite_database
 
@@ -35,7 +36,7 @@ def from_client_data(
     Raises:
       TypeError: an object without that interface.
       ValueError, TypeError: names the client and example whose columns, shapes or dtypes differ from the
-        first example's, or whose bytes end in NUL.
+        first example's, or whose text ends in NUL.
     """
     for attribute in ("client_ids", "create_tf_dataset_for_client"):
         if not hasattr(client_data, attribute):
@@ -53,8 +54,7 @@ def from_client_data(
             where = f"client {client_id!r}, example {row}"
             try:
                 named = _named(example, names)
-                arrays = {name: _array(to_numpy(value)) for name, value in named.items()}
-                table.append(arrays)
+                table.append({name: to_numpy(value) for name, value in named.items()})
             except TypeError as error:
                 raise TypeError(f"{where} {error}") from None
             except ValueError as error:
@@ -112,7 +112,7 @@ class _Table:
         self.num_examples = 0
         self.columns: dict[str, list[np.ndarray]] = {}
 
-    def append(self, example: Mapping[str, np.ndarray]) -> None:
+    def append(self, example: Mapping[str, Any]) -> None:
         names = list(example) if self.names is None else self.names
         for name in names:
             if name not in example:
@@ -124,12 +124,7 @@ class _Table:
                 f"it has columns {sorted(names)}, the first example {sorted(self.columns)}"
             )
         for name in names:
-            value = example[name]
-            if value.dtype.kind == "O" and all(isinstance(item, bytes) for item in value.flat):
-                # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-                if any(item.endswith(b"\0") for item in value.flat):
-                    raise ValueError(f"column {name!r} has bytes that end in NUL")
-                value = value.astype(np.bytes_)
+            value = _array(name, example[name])
             examples = self.columns[name]
             if examples and (
                 value.shape != examples[0].shape or not _same_kind(value, examples[0])
@@ -192,11 +187,14 @@ def to_numpy(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-def _array(value: Any) -> np.ndarray:
-    """An array of a value; bytes stay Python's, since NumPy's lose a NUL at their end."""
+def _array(name: str, value: Any) -> np.ndarray:
+    """An array of a value, also of TensorFlow's bytes, which are objects."""
+    check_not_masked(f"column {name!r}", value)
     array = np.asarray(value)
-    is_bytes = array.dtype.kind == "S" and not isinstance(value, np.ndarray)
-    return np.asarray(value, object) if is_bytes else array
+    if array.dtype.kind == "O" and all(isinstance(item, bytes) for item in array.flat):
+        array = array.astype(np.bytes_)
+    check_fixed_width(f"column {name!r}", array, value)
+    return array
 
 
 def _checked_features(

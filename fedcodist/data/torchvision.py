@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcodist.core.checks import check_not_masked
 from fedcodist.data.pictures import is_picture, pixels
 
 _CHANNELS = (1, 3, 4)
@@ -33,7 +34,7 @@ def from_torchvision(dataset: Any) -> dict[str, np.ndarray]:
     """
     labels = getattr(dataset, "targets", getattr(dataset, "labels", None))
     if hasattr(dataset, "data") and labels is not None:
-        images = _array(dataset.data)
+        images = _array("data", dataset.data)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         images, labels = _of_pairs(dataset)
     else:
@@ -41,7 +42,7 @@ def from_torchvision(dataset: Any) -> dict[str, np.ndarray]:
             "dataset must have data and targets (or labels), or be a sequence of pairs (image, label), "
             f"got {type(dataset).__name__}"
         )
-    labels = _array(labels)
+    labels = _array("targets", labels)
     if images.ndim not in (3, 4) or images.dtype.kind not in "biuf":
         raise ValueError(
             "data must be images [examples, height, width(, channels)], got "
@@ -77,7 +78,7 @@ def _of_pairs(dataset: Any) -> tuple[np.ndarray, list[Any]]:
             raise TypeError(
                 f"dataset must hold pairs (image, label), example {index} is none"
             ) from None
-        array = _array(image)
+        array = _array(f"image {index}", image)
         if images and array.shape != images[0].shape:
             raise ValueError(
                 f"image {index} has shape {list(array.shape)}, the first {list(images[0].shape)}: "
@@ -88,8 +89,9 @@ def _of_pairs(dataset: Any) -> tuple[np.ndarray, list[Any]]:
     return np.stack(images), labels
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(name: str, value: Any) -> np.ndarray:
     """An array, a tensor (which must not be on an accelerator), a PIL image or a list."""
     if is_picture(value):
         return pixels(value)
+    check_not_masked(name, value)
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)

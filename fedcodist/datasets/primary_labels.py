@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, check_not_masked
 from fedcodist.data.partition import whole_labels
 
 
@@ -81,6 +81,8 @@ def primary_label_skew(
     Raises:
       ValueError: an array or number out of range, or a client without examples.
     """
+    check_not_masked("labels", labels)
+    check_not_masked("primary", primary)
     labels, primary = whole_labels(labels), np.asarray(primary)
     if primary.ndim != 2 or primary.dtype != bool or 0 in primary.shape:
         raise ValueError(
@@ -163,6 +165,8 @@ def accuracy_on_labels(per_label: Any, frequencies: Any) -> np.ndarray:
     Raises:
       ValueError: a label with a positive frequency has no test example.
     """
+    check_not_masked("per_label", per_label)
+    check_not_masked("frequencies", frequencies)
     per_label, frequencies = np.asarray(per_label, float), np.asarray(frequencies, float)
     per_label, frequencies = np.broadcast_arrays(per_label, frequencies)
     used = frequencies > 0

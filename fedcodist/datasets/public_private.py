@@ -15,6 +15,7 @@ import numpy as np
 from fedcodist.core.checks import (
     check_boolean,
     check_integer,
+    check_not_masked,
     check_number,
     check_several,
     shown,
@@ -72,6 +73,8 @@ def joint_labels(labels: np.ndarray, classes: Sequence[int], first: int) -> np.n
     Raises:
       ValueError: a class occurs twice or is negative.
     """
+    check_not_masked("labels", labels)
+    check_not_masked("classes", classes)
     wanted = np.asarray(classes)
     if wanted.size == 0 or wanted.min() < 0 or len(np.unique(wanted)) < wanted.size:
         raise ValueError(f"classes must be different and at least 0, got {list(classes)}.")

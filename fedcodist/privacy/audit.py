@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_not_masked, check_number
 
 HIGHEST_EPSILON = 50.0  # e^-50 is negligible beside 1 in float64
 
@@ -43,6 +43,8 @@ def guesses_of(scores: Any, took_part: Any, made: int) -> Guesses:
     Raises:
       ValueError, TypeError: names the argument and what is allowed.
     """
+    check_not_masked("scores", scores)
+    check_not_masked("took_part", took_part)
     scores, took_part = np.asarray(scores, np.float64), np.asarray(took_part)
     if took_part.dtype != bool:
         raise TypeError(f"took_part must be bool [canaries], got {took_part.dtype}.")

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys, readout
-from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.model import Batch, Model, Variables, from_flax_linen
+from fedcodist.core.checks import check_integer, check_number, shown
+from fedcodist.core.model import Batch, Model, Variables, from_flax_linen, variable_shapes
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 
@@ -39,13 +39,14 @@ def language_model(
 
     Args:
       network: called as `network(tokens int [B, T])`, returns a Readout.
-      vocabulary: number of tokens, the special ones included.
+      vocabulary: number of tokens, the special ones included; the network has as many classes.
       expected_length: mean number of predicted tokens of a sentence; 13.3 for Stack Overflow.
       samples: classes that are sampled for a training step's softmax; 0 takes all classes.
       adapter: `from_flax_linen`, `from_flax_nnx` or `from_haiku`.
 
     Raises:
-      ValueError: a number out of range.
+      ValueError, TypeError: a number out of range, or a network that returns no Readout, or one of
+        another number of classes.
     """
     check_integer("vocabulary", vocabulary, low=5)
     check_integer("samples", samples, low=0)
@@ -65,6 +66,7 @@ def language_model(
 
     example = jnp.zeros((1, 2), jnp.int32)
     base = adapter(network, example, inputs="tokens", loss=loss)
+    _check_readout(base, example, vocabulary)
 
     def apply(
         variables: Variables,
@@ -179,6 +181,25 @@ def continuations(
         return tokens.at[:, index].set(chosen.astype(jnp.int32))
 
     return jax.lax.fori_loop(start, start + length, write, tokens)
+
+
+def _check_readout(model: Model, tokens: jax.Array, vocabulary: int) -> None:
+    """Checks that the network returns a Readout of `vocabulary` classes."""
+    outputs = jax.eval_shape(model.outputs, variable_shapes(model), {"tokens": tokens})
+    if not isinstance(outputs, Readout):
+        raise TypeError(
+            f"network must return a fedcodist.core.readout.Readout, got {shown(outputs, 80)}."
+        )
+    kernel, bias = (getattr(part, "shape", None) for part in (outputs.kernel, outputs.bias))
+    if bias is None or len(bias) != 1 or kernel != (outputs.features.shape[-1], *bias):
+        raise ValueError(
+            "network must return a Readout with kernel [width, classes] and bias [classes], got "
+            f"kernel {kernel} and bias {bias}."
+        )
+    if bias != (vocabulary,):
+        raise ValueError(
+            f"vocabulary must be the number of the network's classes, {bias[0]}, got {vocabulary}."
+        )
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary: int) -> None:

@@ -26,6 +26,7 @@ POOLS = {"small": fc.Pool(METHOD, np.arange(8), 4), "large": fc.Pool(METHOD, np.
 GROUPS = {"a": fc.PartyGroup(MODEL, np.arange(4))}
 STEPS = fc.Distillation(steps=2, batch_size=4, mixup_beta=0)
 GRAPH = ~np.eye(4, dtype=bool)
+MASKED = np.ma.masked_array([0, 1, 2, 3], [0, 0, 1, 0])
 
 
 def merged(pools=POOLS, columns=COLUMNS, num_rounds=5, **options):
@@ -230,6 +231,18 @@ RUNS = {
     ),
     "allow_empty must be True or False": lambda: FederatedData.from_arrays(
         COLUMNS, offsets=[0, 8], allow_empty="no"
+    ),
+    "hyper.weights must not be masked": lambda: fc.fed_md(
+        GROUPS, fc.Alignment(np.zeros(9, int), 5), 3, hyper=fc.FedMDHyper(weights=MASKED)
+    ),
+    "alignment.public_labels must not be masked": lambda: fc.fed_md(
+        GROUPS, fc.Alignment(MASKED % 3, 4), 3
+    ),
+    "graph must not be masked": lambda: fc.decentralised_fed_avg(
+        GROUPS, 3, np.ma.masked_equal(GRAPH, 0)
+    ),
+    "groups['a'].clients must not be masked": lambda: fc.decentralised_fed_avg(
+        {"a": fc.PartyGroup(MODEL, MASKED)}, 3, GRAPH
     ),
     "hyper.weights must be numbers": lambda: fc.fed_md(
         GROUPS, fc.Alignment(np.zeros(9, int), 5), 3, hyper=fc.FedMDHyper(weights=[10**400] * 4)

@@ -62,6 +62,13 @@ def test_the_order_of_texts_does_not_matter_to_what_is_learnt():
     assert {"head", "##ache", "headache"} & set(LEARNT.pieces)
 
 
+@pytest.mark.parametrize("token", [-1, LEARNT.size])
+def test_numbers_that_are_no_tokens_are_refused(token):
+    message = rf"^tokens must be in 0\.\.{LEARNT.size - 1}, got {token}$"
+    with pytest.raises(ValueError, match=message):
+        LEARNT.decode([LEARNT.number(BEGINNING), token, LEARNT.number(END)])
+
+
 def test_accents_and_case():
     assert LEARNT.decode(LEARNT.encode(["Café LUNCH"], 20)[0]) == ["cafe", "lunch"]
     cased = BertVocabulary.learn(TEXTS, 90, lower_case=False)

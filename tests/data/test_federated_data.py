@@ -114,6 +114,7 @@ def test_a_partition_may_be_a_mapping_from_clients(keys):
             np.ma.masked_array([1, 2, 3, 4], [0, 1, 0, 0]),
             "must not be masked.* the 1 masked entries",
         ),
+        ([np.ma.masked_array([1, 2], [0, 1])] * 4, "must not be masked.* the 4 masked entries"),
         (np.array(["2020-01-01"] * 4, "datetime64[D]"), "column 'x' must be numeric.*datetime64"),
     ],
 )
@@ -133,6 +134,9 @@ def test_masks_of_one_client_are_refused():
 def test_a_masked_array_without_masked_entries_is_an_array():
     data = FederatedData.from_arrays({"x": np.ma.masked_array([1, 2])}, offsets=[0, 2])
     assert type(data.columns["x"]) is np.ndarray
+    ids = np.ma.masked_array(["a", "b"])
+    data = FederatedData.from_arrays({"x": [1, 2]}, offsets=[0, 1, 2], client_ids=ids)
+    assert type(data.client_ids) is np.ndarray
 
 
 def test_partition_may_leave_rows_out():
@@ -190,6 +194,7 @@ def test_arrays_that_describe_clients_are_read_only():
 
 
 X = {"x": np.arange(4)}
+MASKED = np.ma.masked_array([0, 1, 2, 3], [0, 0, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -220,6 +225,12 @@ X = {"x": np.arange(4)}
         ({"client_of_row": [[0], [1, 2], 1, 1]}, "client_of_row must be one array"),
         ({"client_of_row": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
         ({"client_of_row": ["a", "a\0", "b", "b"]}, "client_of_row must not end in a NUL"),
+        ({"client_of_row": MASKED}, "client_of_row must not be masked.* the 1 masked entries"),
+        ({"client_of_row": MASKED.astype(str)}, "client_of_row must not be masked"),
+        ({"client_of_row": [*MASKED]}, "client_of_row must not be masked"),
+        ({"offsets": MASKED}, "offsets must not be masked"),
+        ({"partition": [MASKED]}, r"partition\[0\] must not be masked"),
+        ({"offsets": range(5), "client_ids": MASKED.astype(str)}, "client_ids must not be masked"),
         ({"client_of_row": [0, 1]}, "each of the 4 rows"),
         ({"client_of_row": [0, 1, 1, -1]}, "negative, got -1"),
         ({"client_of_row": [0, 0, 0, 10**12]}, "pass natural ids as strings"),
@@ -244,6 +255,14 @@ def test_clear_errors_for_rows_and_clients(arguments, message):
         ({"x": np.array([{}, {}])}, ValueError, "column 'x' must be numeric"),
         ({"x": np.array([1, 2], ">i4")}, ValueError, "native byte order"),
         ({1: [1, 2]}, TypeError, "column names"),
+        (
+            {"x": ["a\0", "b"]},
+            ValueError,
+            "column 'x' must not have text that ends in NUL.* got 'a",
+        ),
+        ({"x": [[b"a", b"b\0"]] * 2}, ValueError, "column 'x' must not have text that ends in NUL"),
+        ({"x": ["a", 1]}, ValueError, "column 'x' must be all text where some is, got 1"),
+        ({"x": ["a", float("nan")]}, ValueError, "column 'x' must be all text .* got nan"),
     ],
 )
 def test_clear_errors_for_columns(columns, error, message):

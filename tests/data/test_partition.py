@@ -513,6 +513,7 @@ def test_pools_from_ids():
 
 
 LABELS = np.repeat(np.arange(2), 5)
+MASKED = np.ma.masked_array(LABELS, np.arange(10) == 3)
 
 
 @pytest.mark.parametrize(
@@ -551,6 +552,9 @@ LABELS = np.repeat(np.arange(2), 5)
         (lambda: split_clients(10, [1], 0), r"counts must be a mapping .*, got \[1\]"),
         (lambda: dirichlet(LABELS, 2, 10**400, 0), "concentration must be a finite number above 0"),
         (lambda: by_id([]), "ids"),
+        (lambda: by_id(MASKED), "ids must not be masked.* the 1 masked entries"),
+        (lambda: dirichlet(MASKED, 2, 1.0, 0), "labels must not be masked"),
+        (lambda: pachinko(LABELS, MASKED, 2, 2, 0), "coarse_labels must not be masked"),
         (lambda: capacity_pools(10, 0.0, 0), r"fraction must be in \(0, 1\], got 0\.0"),
         (lambda: capacity_pools(10, 1.5, 0), r"fraction must be in \(0, 1\], got 1\.5"),
         (lambda: capacity_pools(10, float("nan"), 0), "fraction"),

@@ -43,6 +43,7 @@ def test_data_source_to_columns():
 
 def test_choosing_and_renaming_columns():
     assert list(from_tfds(SOURCE, columns=["image"])) == ["image"]
+    assert from_tfds([{"a": 1}, {"a": 2, "b": 1}], columns="a")["a"].tolist() == [1, 2]
     columns = from_tfds(SOURCE, columns={"image": "image", "label": "coarse_label"})
     np.testing.assert_array_equal(columns["label"], np.arange(12) % 5)
 
@@ -183,11 +184,15 @@ def test_missing_package_says_what_to_install(monkeypatch):
         (SOURCE, {"columns": ["z"]}, "no feature 'z'"),
         (SOURCE, {"columns": []}, "columns must not be empty"),
         ([{"a": {"b": 1}}], {}, "feature 'a' is not an array"),
-        ([{"a": b"x\0"}], {}, "feature 'a' has bytes that end in NUL"),
+        ([{"a": np.ma.masked_equal([1, 2], 2)}], {}, "feature 'a' must not be masked"),
+        ([{"a": b"x\0"}], {}, "feature 'a' must not have text that ends in NUL.* got b'x"),
+        ([{"a": "b"}, {"a": ["x\0"]}], {}, "feature 'a' must not have text that ends in NUL"),
+        ([{"a": ["b", 1]}], {}, "feature 'a' must be all text where some is, got 1"),
         ([{"a": [1, 2]}, {"a": [1]}], {}, "feature 'a' of example 1"),
         ([{"a": [1, 2]}, {"a": [1, 2.5]}], {}, "feature 'a' of example 1 is float64"),
         ([{"a": 1}, {"a": b"x"}], {}, "feature 'a' of example 1"),
         ([{"a": 1}, {}], {}, "example 1 has no feature 'a'"),
+        ([{"a": 1}, {"a": 2, "b": 1}], {}, "example 1 has feature 'b', which example 0 lacks"),
     ],
 )
 def test_clear_errors(source, arguments, message):

@@ -112,11 +112,18 @@ def test_client_data_names_client_and_example(odd, message):
         from_client_data(ClientData({"f1": [example(1), odd]}))
 
 
-@pytest.mark.parametrize("text", [b"word\0", [b"word\0", b"other"]])
-def test_client_data_of_bytes_that_end_in_nul(text):
-    message = "client 'a', example 0: column 'text' has bytes that end in NUL"
+@pytest.mark.parametrize("text", [b"word\0", [b"word\0", b"other"], "word\0", ["wörd\0", ""]])
+def test_client_data_of_text_that_ends_in_nul(text):
+    clients = ClientData({"a": [example(1, text)]}, list)
+    message = "client 'a', example 0: column 'text' must not have text that ends in NUL"
     with pytest.raises(ValueError, match=message):
-        from_client_data(ClientData({"a": [example(1, text)]}, list))
+        from_client_data(clients)
+    assert from_client_data(clients, columns="label").num_examples == 1
+
+
+def test_client_data_of_plain_text():
+    data = from_client_data(ClientData({"a": [example(1, "wörd"), example(2, "")]}, list))
+    assert data.columns["text"].tolist() == ["wörd", ""]
 
 
 def test_client_data_of_another_kind():
@@ -126,6 +133,9 @@ def test_client_data_of_another_kind():
         from_client_data(ClientData({"a": [1]}, list))
     with pytest.raises(ValueError, match="no column 'z'"):
         from_client_data(ClientData(CLIENTS), columns=["z"])
+    masked = {"x": np.ma.masked_equal([1, 2], 2)}
+    with pytest.raises(ValueError, match=r"client 'a', example 0: column 'x' must not be masked"):
+        from_client_data(ClientData({"a": [masked]}, list))
 
 
 class Labelled(NamedTuple):

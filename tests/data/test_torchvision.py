@@ -83,6 +83,9 @@ def test_an_error_of_a_transform_is_told():
         ([(COLOURED[0], 0), (COLOURED[0, :2], 0)], r"image 1 has shape \[2, 7, 3\]"),
         (SimpleNamespace(data=COLOURED, targets=LABELS[1:]), "an integer for each of 6 images"),
         (SimpleNamespace(data=COLOURED[0, 0], targets=LABELS), "data must be images"),
+        (SimpleNamespace(data=np.ma.masked_equal(COLOURED, 0), targets=LABELS), "data must not be"),
+        (SimpleNamespace(data=COLOURED, targets=np.ma.masked_equal(LABELS, 0)), "targets must not"),
+        ([(np.ma.masked_equal(COLOURED[0], 0), 0)], "image 0 must not be masked"),
         (SimpleNamespace(data=COLOURED, targets=["a"] * 6), "an integer for each of 6 images"),
         (
             SimpleNamespace(data=COLOURED, targets=[0, 1, 2, 3, 4, 2**40]),

@@ -128,6 +128,22 @@ PRIMARY = random_primary_labels(3, 2, 1, seed=0)
             r"\[clients, labels\], got bool \[2, 0\]",
         ),
         (lambda: primary_label_skew([], PRIMARY, 1, 0), "not empty, got float64"),
+        (
+            lambda: primary_label_skew(np.ma.masked_equal([0, 1], 1), PRIMARY, 1, 0),
+            "labels must not be masked",
+        ),
+        (
+            lambda: primary_label_skew([0, 1], np.ma.masked_equal(PRIMARY, False), 1, 0),
+            "primary must not be masked",
+        ),
+        (
+            lambda: accuracy_on_labels(np.ma.masked_equal([0.5, 0], 0), [0.5, 0.5]),
+            "per_label must not be masked",
+        ),
+        (
+            lambda: accuracy_on_labels([0.5, 0], np.ma.masked_equal([0.5, 0], 0)),
+            "frequencies must not be masked",
+        ),
         (lambda: primary_label_skew([0, 1], PRIMARY, -1, 0), "skew must be a number of at least 0"),
         (
             lambda: primary_label_skew([0, 1], PRIMARY, "s", 0),

@@ -192,6 +192,11 @@ def test_labels_are_looked_up(classes, first):
     "make, message",
     [
         (lambda: joint_labels(np.zeros(1, int), (1, 1), 0), "classes must be different"),
+        (lambda: joint_labels(np.ma.masked_equal([0, 1], 1), (0, 1), 0), "labels must not be mask"),
+        (
+            lambda: joint_labels([0, 1], np.ma.masked_equal([0, 1], 1), 0),
+            "classes must not be mask",
+        ),
         (lambda: digits_public_private(public_classes=range(10)), "some digits and not all"),
         (lambda: digits_public_private(public_classes=()), r"^public_classes must be .* got \[\]"),
         (

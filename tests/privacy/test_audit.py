@@ -69,6 +69,14 @@ def test_guesses_are_of_the_extreme_scores():
         (lambda: guesses_of([1.0, 2.0], [True], 2), "scores and took_part must be one number per"),
         (lambda: guesses_of([1.0, np.nan], [True, False], 2), "scores must be finite"),
         (
+            lambda: guesses_of(np.ma.masked_equal([1.0, 2.0], 2), [True, False], 2),
+            "scores must not be masked",
+        ),
+        (
+            lambda: guesses_of([1.0, 2.0], np.ma.masked_equal([True, False], True), 2),
+            "took_part must not be masked",
+        ),
+        (
             lambda: guesses_of([1.0, 2.0], ["no", "yes"], 2),
             "took_part must be bool .canaries., got <U3",
         ),

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from fedcodist.core import metrics, readout
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
-from fedcodist.core.model import Variables
+from fedcodist.core.model import Variables, from_haiku
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.text import lstm
-from fedcodist.text.lstm import LSTMLanguageModel, small_lstm
+from fedcodist.text.lstm import LSTMLanguageModel, haiku_lstm, small_lstm
 from fedcodist.text.next_token import (
     continuations,
     language_model,
@@ -258,3 +259,40 @@ def test_prompts_outside_the_vocabulary_are_refused(prompts):
 def test_bad_numbers_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         language_model(None, **{"vocabulary": VOCABULARY, **arguments})
+
+
+class WithBias(nn.Module):
+    """A network whose readout has any bias."""
+
+    bias: tuple[int, ...] | None
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(VOCABULARY, 4)(tokens)
+        bias = None if self.bias is None else jnp.zeros(self.bias)
+        return Readout(x, jnp.zeros((4, VOCABULARY)), bias, jnp.ones(tokens.shape))
+
+
+@pytest.mark.parametrize("bias", [None, (), (1,), (VOCABULARY + 1,)])
+def test_readouts_whose_bias_does_not_fit_are_refused(bias):
+    with pytest.raises(ValueError, match=r"^network must return a Readout with kernel .* and bias"):
+        language_model(WithBias(bias), VOCABULARY)
+    assert language_model(WithBias((VOCABULARY,)), VOCABULARY).num_classes == VOCABULARY
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY - 1, VOCABULARY + 1])
+@pytest.mark.parametrize("library", ["flax", "haiku"])
+def test_a_vocabulary_other_than_the_networks_is_refused(library, vocabulary):
+    message = rf"^vocabulary must be the .* classes, {VOCABULARY}, got {vocabulary}\.$"
+    if library == "haiku":
+        pytest.importorskip("haiku")
+        network, options = haiku_lstm(VOCABULARY, 4, 3), {"adapter": from_haiku}
+    else:
+        network, options = LSTMLanguageModel(VOCABULARY, 4, 3, 1), {"samples": 5}
+    with pytest.raises(ValueError, match=message):
+        language_model(network, vocabulary, **options)
+
+
+def test_a_network_without_a_readout_is_refused():
+    with pytest.raises(TypeError, match=r"^network must return a .*Readout, got ShapeDtypeStruct"):
+        language_model(nn.Embed(VOCABULARY, VOCABULARY), VOCABULARY)

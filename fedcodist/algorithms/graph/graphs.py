@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.checks import check_integer, check_not_masked, check_number
 
 UNREACHABLE = -1
 
@@ -177,6 +177,7 @@ def _of_networkx(graph: Any, num_clients: int) -> np.ndarray:
 
 
 def _of_array(graph: Any) -> np.ndarray:
+    check_not_masked("graph", graph)
     try:
         array = np.asarray(graph)
     except ValueError:  # rows of different lengths

@@ -10,7 +10,7 @@ import numpy as np
 from fedcodist.algorithms.parties.party import PartyResult
 from fedcodist.algorithms.parties.shared_examples import inference
 from fedcodist.core import keys
-from fedcodist.core.checks import check_integer, shown
+from fedcodist.core.checks import check_integer, check_not_masked, shown
 from fedcodist.core.inputs import ClientData, Examples
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model, Variables
@@ -65,6 +65,7 @@ def checked_weights(weights: Any, num_parties: int) -> np.ndarray:
     """
     if weights is None:
         return np.ones(num_parties, np.float32)
+    check_not_masked("hyper.weights", weights)
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -128,6 +129,7 @@ def sent(
 
 
 def _checked_labels(labels: Any, num_classes: int) -> np.ndarray:
+    check_not_masked("alignment.public_labels", labels)
     try:
         values = np.asarray(labels)
     except (TypeError, ValueError):  # rows of different lengths
