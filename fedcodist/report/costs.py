@@ -1,6 +1,6 @@
 """The costs of a round by a run's config: clients per model, bytes per pool."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fedcodist.report.runs import mapping_of
@@ -9,8 +9,8 @@ from fedcodist.report.runs import mapping_of
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
     """The number of clients that train each model in a round.
 
-    It is the cohort size of the model's pool, or the model's part of the only pool's cohort. A party's
-    model has one client.
+    It is the cohort size of the model's pool, or the model's part of it if the pool has several models.
+    A party's model has one client.
 
     Args:
       config: of the run.
@@ -26,18 +26,21 @@ def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[
     for pool, size in cohorts.items():
         if not isinstance(size, int):
             raise ValueError(f"pools.{pool}.cohort_size must be a number of clients, got {size!r}.")
-    if len(cohorts) != 1:
-        return {name: cohorts.get(name, 0) for name in names}
-    sizes = mapping_of(config, "algorithm").get("group_sizes")
-    (cohort,) = cohorts.values()
-    share, more = divmod(cohort, len(names))
-    even = [share + (place < more) for place in range(len(names))]  # the first groups get more
-    sizes = even if sizes is None else sizes
-    if not isinstance(sizes, list) or len(sizes) != len(names):
+    sizes = mapping_of(config, "algorithm").get("group_sizes") if len(cohorts) == 1 else None
+    if sizes is not None and (not isinstance(sizes, list) or len(sizes) != len(names)):
         raise ValueError(
             f"algorithm.group_sizes must be {len(names)} numbers, one for each model, got {sizes!r}."
         )
-    return dict(zip(names, sizes, strict=True))
+    counts = dict.fromkeys(names, 0)
+    for pool, cohort in cohorts.items():
+        of_pool = [name for name in names if pool_of(config, name) == pool]
+        counts |= zip(of_pool, sizes or _even(cohort, len(of_pool)), strict=True)
+    return counts
+
+
+def _even(cohort: int, groups: int) -> list[int]:
+    """The sizes of groups that divide a cohort; the first ones get more."""
+    return [cohort // groups + (place < cohort % groups) for place in range(groups)]
 
 
 def pool_of(config: Mapping[str, Any], model: str) -> str:
@@ -50,6 +53,20 @@ def pool_of(config: Mapping[str, Any], model: str) -> str:
         return pools[0]
     keepers = [pool for pool in pools if model.startswith(f"{pool}_")]
     return model if model in pools or not keepers else max(keepers, key=len)
+
+
+def pools_of(config: Mapping[str, Any], model: str, pools: Collection[str]) -> list[str]:
+    """The pools, or parties, whose costs are a model's: its own, or all if it belongs to none of them.
+
+    All of them work for a model of the server, such as an ensemble.
+
+    Args:
+      config: of the run.
+      model: its name.
+      pools: all pools, or parties, whose costs are known.
+    """
+    own = pool_of(config, model)
+    return [own] if own in pools else list(pools)
 
 
 def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:

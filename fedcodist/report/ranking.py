@@ -10,7 +10,7 @@ from fedcodist.config.registry import method_of
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import epsilon_of, largest_epsilon
 from fedcodist.report.collection import Method
-from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
+from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of, pools_of
 from fedcodist.report.data_of_runs import DataOfRun, data_of, other_data
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.runs import Run, first_seed, mapping_of
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
       split: the split on which it was measured.
       megabytes: sent and received in the whole run by the model's clients. These are all clients of its
         pool, even if the pool is divided among several models, or the model's party. For a model that
-        parties share, they are all parties.
+        parties or pools share, such as the server's, they are those of all.
       examples: number that these clients trained on, each counted as often as it was visited.
       client_flops: FLOPs of these clients; NaN if they are not counted.
       server_flops: FLOPs of the server.
@@ -150,9 +150,7 @@ def read_run(
     for model, splits in summary["final"].items():
         values = splits.get(split, {})
         measured |= dict.fromkeys(values)
-        pools = [pool_of(config, model)]
-        if of_parties and model not in examples:
-            pools = list(examples)
+        pools = pools_of(config, model, examples)
         for key, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
             if key not in values:
                 continue

@@ -404,6 +404,38 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
 
 
+def test_models_of_several_pools_divide_them_and_the_servers_costs_all(tmp_path):
+    """A KeyError ended the comparison; main models were counted with their pools' whole cohorts."""
+    write_run(tmp_path / "run")
+    config, summary = (
+        json.loads((tmp_path / "run" / name).read_text()) for name in ("config.json", "summary.json")
+    )
+    config["algorithm"]["name"] = "fed_sdd_pools"
+    config["pools"] = {
+        pool: {"model": f"digits_{pool}", "cohort_size": clients}
+        for pool, clients in (("small", 5), ("large", 1))
+    }
+    (sizes, _) = summary["models"].values()
+    examples = {"small": 10.0, "small_model_1": 30.0, "large": 7.0}
+    summary["models"] = dict.fromkeys(examples, sizes)
+    summary["final"] = {
+        model: {"test": {"accuracy": [0.5]}} for model in ("small", "large", "ensemble")
+    }
+    lines = [
+        {"round": 10, "model": model, "split": "clients", "seed": 0, "client_examples": count}
+        for model, count in examples.items()
+    ]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    small, large, ensemble = read_run("run", tmp_path / "run")
+    # Ten rounds, a megabyte per client.
+    assert (small.megabytes, large.megabytes, ensemble.megabytes) == (50.0, 10.0, 60.0)
+    assert (small.examples, large.examples) == (10 * (3 * 10 + 2 * 30), 10 * 7)
+    assert ensemble.examples == small.examples + large.examples
+    assert ensemble.client_flops == small.client_flops + large.client_flops > 0
+
+
 def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
     write_run(tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"
