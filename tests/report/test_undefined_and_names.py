@@ -105,11 +105,16 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
     final = {
         "a": {"test": {"accuracy": [0.5, None]}},
         "b": {"test": {"accuracy": [0.25, 0.25]}},
+        "parties": {"client_test": {"accuracy": [0.5, 0.5]}},
     }
     for folder in (tmp_path, tmp_path / "phases" / "private"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").write_text(json.dumps({"final": final}))
-    (tmp_path / "config.json").write_text(json.dumps({"phases": {"stopping": "fixed"}}))
+    config = {
+        "phases": {"stopping": "fixed"},
+        "evaluation": {"splits": [], "final_splits": ["test"]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
     lines = [
         {"round": 1, "model": "a", "split": "test", "seed": 0, "accuracy": None},
         {"round": 1, "model": "b", "split": "test", "seed": 0, "accuracy": 0.5},
@@ -118,6 +123,9 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
     assert tables_parties.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "-", "-"] in rows and ["b", "25.0", "25.0"] in rows and ["mean", "-", "-"] in rows
+    assert "parties" not in [row[0] for row in rows]
+    with pytest.raises(ValueError, match=r"no model in .*summary\.json was evaluated on 'held_out'"):
+        tables_parties.results(tmp_path, "held_out")
 
 
 def test_heads_without_an_accuracy():
