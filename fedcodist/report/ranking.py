@@ -125,11 +125,13 @@ def read_run(
                 f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
             )
         examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
+    # config.json lacks `execution`, which decides what teachers predict in streamed runs.
+    executed = config | {"execution": mapping_of(run.environment, "plan")}
     try:
         if of_parties:
-            work = flops_of_parties(config, examples, summary["rounds"])
+            work = flops_of_parties(executed, examples, summary["rounds"])
         else:
-            until = config | {"rounds": summary["rounds"]}  # fewer where a callback stopped the run
+            until = executed | {"rounds": summary["rounds"]}  # fewer where a callback stopped the run
             work = flops_of_run(until, examples, next(iter(steps.values()), None))
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__

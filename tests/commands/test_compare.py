@@ -436,6 +436,19 @@ def test_models_of_several_pools_divide_them_and_the_servers_costs_all(tmp_path)
     assert ensemble.client_flops == small.client_flops + large.client_flops > 0
 
 
+def test_a_cached_teacher_of_a_streamed_run_predicts_the_rounds_images(tmp_path):
+    """Its FLOPs were counted as if all unlabelled images were on the device."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["algorithm"]["cached"] = True
+    path.write_text(json.dumps(config))
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"plan": {"stream": True}}))
+    (found, *_) = read_run("run", tmp_path / "run")
+    forward = forward_flops_of(MODELS["digits_small"])
+    assert found.server_flops == 10 * 21 * (2 + LEARNING) * forward
+
+
 def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
     write_run(tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"
