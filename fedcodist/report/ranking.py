@@ -3,7 +3,7 @@
 import math
 import statistics
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
       epsilon: the largest of any client; infinite without noise, None if no method is private.
-      data: what the run folder says of the data.
+      data: seed -> what the run folder says of its data; seeds may divide the data in other ways.
       run_examples: number that all clients of the run trained on; NaN if unknown.
     """
 
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     num_models: int = 1
     stopped_on_test_data: bool = False
     epsilon: float | None = None
-    data: DataOfRun | None = None
+    data: Mapping[int, DataOfRun] = {}
     run_examples: float = math.nan
 
 
@@ -158,12 +158,13 @@ def read_run(
                 continue
             # Undefined values are null.
             measurements = [math.nan if value is None else value for value in values[key]]
+            seeds = tuple(first_seed(config) + index for index in range(len(measurements)))
             entries.append(
                 Entry(
                     name,
                     model,
                     tuple(scale * value for value in measurements),
-                    tuple(first_seed(config) + index for index in range(len(measurements))),
+                    seeds,
                     split,
                     sum(megabytes[pool] for pool in pools),
                     sum(examples[pool] for pool in pools),
@@ -176,7 +177,7 @@ def read_run(
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
                     epsilon=epsilon_of(summary),
-                    data=data_of(run, split),
+                    data=dict.fromkeys(seeds, data_of(run, split)),
                     run_examples=sum(examples.values()),
                 )
             )
@@ -259,6 +260,8 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
     return entries[0]._replace(
         accuracies=tuple(value_of.values()),
         seeds=tuple(value_of),
+        # As above, the first entry with a seed counts.
+        data={seed: data for entry in reversed(entries) for seed, data in entry.data.items()},
         megabytes=mean(entry.megabytes for entry in entries),
         examples=mean(entry.examples for entry in entries),
         run_examples=mean(entry.run_examples for entry in entries),
@@ -304,15 +307,15 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
     """The difference to the baseline's model of the same name, or to its only model, within seeds.
 
     None if there is no such model, if either value is undefined, if the runs have no common seed, or if
-    they were measured on different splits or had different data, where seeds are no pairs. The interval
-    is by Student's t over the seeds' differences; with one seed there is no interval.
+    they were measured on different splits or had different data with a common seed, where seeds are no
+    pairs. The interval is by Student's t over the seeds' differences; with one seed there is no interval.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
     same = same or [o for o in candidates if _compared_as(o) == _compared_as(entry)] or candidates
     if len(same) != 1 or same[0] == entry:
         return None
-    if same[0].split != entry.split or other_data(entry.data, same[0].data):
+    if same[0].split != entry.split or other_data_of_seeds(entry, same[0]):
         return None
     ours, theirs = (dict(zip(e.seeds, e.accuracies, strict=True)) for e in (entry, same[0]))
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
@@ -320,6 +323,13 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
         return None
     mean, half_width = statistics.fmean(differences), student_half_width(differences)
     return Difference(mean, half_width, len(differences))
+
+
+def other_data_of_seeds(ours: Entry, theirs: Entry) -> str:
+    """What `other_data` says of the first common seed whose data differ; empty if there is none."""
+    common = [seed for seed in ours.data if seed in theirs.data]
+    found = (other_data(ours.data[seed], theirs.data[seed]) for seed in common)
+    return next(filter(None, found), "")
 
 
 def _compared_as(entry: Entry) -> str:

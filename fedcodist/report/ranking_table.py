@@ -13,8 +13,14 @@ from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
-from fedcodist.report.data_of_runs import other_data
-from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
+from fedcodist.report.ranking import (
+    Difference,
+    Entry,
+    difference,
+    is_defined,
+    other_data_of_seeds,
+    without_shared,
+)
 from fedcodist.report.spread import mean_and_deviation, plus_minus
 
 UNDEFINED = "-"
@@ -181,8 +187,10 @@ def _without_pairs(shown: Sequence[Entry], baseline: str, entries: Sequence[Entr
         notes.append(
             "split: between runs that were measured on different ones there is no difference"
         )
-    for run, entry in {entry.run: entry for entry in shown}.items():
-        if theirs and (other := other_data(entry.data, theirs[0].data)):
+    for run, entry in {entry.run: entry for entry in shown}.items() if theirs else ():
+        if set(entry.seeds).isdisjoint(theirs[0].seeds):
+            notes.append(f"to {baseline}: no seed of {run} is {baseline}'s too")
+        elif other := other_data_of_seeds(entry, theirs[0]):
             notes.append(
                 f"other data than {baseline}: {run} has {other}, so there is no difference"
             )

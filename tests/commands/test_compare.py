@@ -713,12 +713,35 @@ def test_runs_on_other_splits_or_data_have_no_difference(tmp_path):
 )
 def test_other_data_are_told_by_their_checksums_or_else_by_settings(ours, theirs, told):
     entries = [
-        entry(run, (50.0, 60.0))._replace(data=DataOfRun(*data))
+        entry(run, (50.0, 60.0))._replace(data=dict.fromkeys((0, 1), DataOfRun(*data)))
         for run, data in (("fed_prox", ours), ("fed_avg", theirs))
     ]
     notes = [n for n in ranking_table(entries, "fed_avg", entries).notes if "other data" in n]
     assert (difference(entries[0], entries, "fed_avg") is None) == bool(notes) == bool(told)
     assert told in "".join(notes)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("same", [True, False])
+def test_data_that_differ_by_seed_are_compared_seed_by_seed(order, same):
+    """As with data.division_per_seed; the first seed's data stood for all, so the order counted."""
+
+    def of_seed(run, seed, value):
+        checksums = {"clients": "other" if (run, seed, same) == ("mine", 1, False) else seed}
+        one = entry(run, (value,))
+        return one._replace(seeds=(seed,), data={seed: DataOfRun({}, checksums)})
+
+    ours = ranking._over_seeds([of_seed("mine", seed, 60.0 + seed) for seed in order])
+    theirs = ranking._over_seeds([of_seed("fed_avg", seed, 50.0 - seed) for seed in (0, 1, 2)])
+    found = difference(ours, [ours, theirs], "fed_avg")
+    notes = ranking_table([ours, theirs], "fed_avg", [ours, theirs]).notes
+    assert (found is not None and found.mean == 11.0) == same
+    assert any(note.startswith("other data") for note in notes) != same
+    # Without a common seed nothing says that the data are others.
+    apart = of_seed("mine", 3, 60.0)
+    notes = ranking_table([apart, theirs], "fed_avg", [apart, theirs]).notes
+    assert "to fed_avg: no seed of mine is fed_avg's too" in notes
+    assert not any(note.startswith("other data") for note in notes)
 
 
 def test_data_of_a_run_are_its_settings_and_checksums(tmp_path):
@@ -729,7 +752,8 @@ def test_data_of_a_run_are_its_settings_and_checksums(tmp_path):
     }
     (tmp_path / "run" / "environment.json").write_text(json.dumps({"identity": {"data": data}}))
     (found, *_) = read_run("run", tmp_path / "run")
-    assert found.data.checksums == {"clients": {"image": "a"}, "test": {"image": "b"}}
+    assert list(found.data) == [0, 1]
+    assert found.data[0].checksums == {"clients": {"image": "a"}, "test": {"image": "b"}}
     assert found.run_examples == found.examples
 
 
