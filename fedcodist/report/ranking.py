@@ -35,7 +35,8 @@ class Entry(NamedTuple):
       server_flops: FLOPs of the server.
       seconds: time of the whole run, all seeds.
       seconds_per_round: of all seeds together, without compilation and evaluation; NaN if unknown.
-      shared: for a personal model, the name of the model that clients share.
+      shared: for a personal model, the name of the model that clients share. A fine-tuned personal model
+        has the name of the fine-tuned shared model, which the run may lack.
       head: the auxiliary head that was measured; None for the main head, or a model without heads.
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
@@ -92,7 +93,7 @@ def read_run(
       ValueError: the run is unfinished, was not measured on the split, or its files lack something.
     """
     # Imported late because it imports JAX, so that a mistyped option is reported at once.
-    from fedcodist.core.method import PARTIES
+    from fedcodist.core.method import FINE_TUNED, PARTIES
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     summary, config, folder = run.summary, run.config, run.folder
@@ -137,7 +138,9 @@ def read_run(
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
-    shared_of = summary.get("personal_models", {})
+    personal = summary.get("personal_models", {})
+    fine_tuned = {f"{own}{FINE_TUNED}": f"{shared}{FINE_TUNED}" for own, shared in personal.items()}
+    shared_of = personal | fine_tuned
     final_splits = evaluation.get("final_splits") or evaluation.get("splits") or ()
     known = dict.fromkeys(name for splits in summary["final"].values() for name in splits)
     if split not in (None, *known):

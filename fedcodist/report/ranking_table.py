@@ -60,7 +60,7 @@ def ranking_table(
     # If the baseline has personal models, others are compared with these, unless its shared model is
     # shown.
     compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
-    stood_for = {(entry.run, entry.model): entry for entry in entries}
+    stood_for = {(entry.run, entry.model): entry.accuracies for entry in entries}
     has_shared = any(entry.shared for entry in shown)
     splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
     several_counts, several_splits = len(counts) > 1, len(splits) > 1
@@ -85,7 +85,7 @@ def ranking_table(
         if estimate and estimate.seeds < len(entry.seeds):
             count = f"{estimate.seeds} of the {len(entry.seeds)} seeds of {entry.run}"
             fewer[entry.run] = f"to {baseline}: only {count} are {baseline}'s too"
-        shared = stood_for[entry.run, entry.shared].accuracies if entry.shared else None
+        shared = stood_for.get((entry.run, entry.shared)) if entry.shared else None
         rows.append(
             [
                 entry.run,

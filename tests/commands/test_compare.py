@@ -294,6 +294,37 @@ def test_clients_own_models_stand_for_the_one_they_share():
     assert "shared model" not in drawn(ranked(ENTRIES, "fed_avg", None), "fed_avg", ENTRIES)
 
 
+def test_fine_tuned_personal_models_stand_for_fine_tuned_shared_ones(tmp_path):
+    """They were left out, or the fine-tuned shared model of their run was shown in their place."""
+    fine_tuned = {"main_fine_tuned": 0.8, "main_personal_fine_tuned": 0.7}
+    of_run = {
+        "fed_avg": ["main_fine_tuned"],
+        "fed_per": ["main_personal_fine_tuned"],  # its clients share no head
+        "apfl": list(fine_tuned),
+    }
+    entries = []
+    for run, models in of_run.items():
+        write_run(tmp_path / run)
+        path = tmp_path / run / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["personal_models"] = {"main_personal": "main"}
+        summary["final"] |= {
+            model: {"client_test": {"accuracy": [fine_tuned[model]]}} for model in models
+        }
+        path.write_text(json.dumps(summary))
+        entries += ranking.read_run(run, load_run(tmp_path / run), split="client_test")
+    for baseline in of_run:
+        shown = ranked(entries, baseline, None)
+        assert [(entry.run, entry.model) for entry in shown] == [
+            ("fed_avg", "main_fine_tuned"),
+            ("fed_per", "main_personal_fine_tuned"),
+            ("apfl", "main_personal_fine_tuned"),
+        ]
+        table = ranking_table(shown, baseline, entries)
+        assert [row[3] for row in table.rows] == ["", "", "80.00"]
+    assert difference(shown[1], entries, "fed_avg").mean == pytest.approx(-10.0)
+
+
 def test_unequal_budgets_are_told():
     assert budget(ENTRIES).startswith("all runs have the same budget")
     assert budget([*ENTRIES, entry("x", (1.0,), examples=11.0)]).startswith("UNEQUAL BUDGETS")
