@@ -1,9 +1,15 @@
-"""The costs of a round by a run's config: clients per model, bytes per pool."""
+"""The costs of rounds by a run's config: clients per model, bytes per pool."""
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedcodist.report.runs import mapping_of
+import numpy as np
+
+from fedcodist.report.collection import TRAINING
+from fedcodist.report.runs import Run, Series, mapping_of, number_of
+
+_WAYS = ("up", "down")
 
 
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
@@ -81,9 +87,47 @@ def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict
     """
     total: dict[str, int] = {}
     for model, clients in clients_per_round(config, sizes).items():
-        participation = sum(
-            sizes[model][f"bytes_{way}_per_participation"] for way in ("up", "down")
-        )
+        participation = sum(sizes[model][f"bytes_{way}_per_participation"] for way in _WAYS)
         pool = pool_of(config, model)
         total[pool] = total.get(pool, 0) + participation * clients
+    return total
+
+
+def bytes_after(run: Run, seed: int, rounds: Sequence[int]) -> dict[str, np.ndarray]:
+    """Pool -> bytes that its clients have sent and received after each of the rounds, float [rounds].
+
+    Where a method measures its bytes, they are those of the metrics lines, which may change from round to
+    round. Otherwise every round has as many as `bytes_per_round` says.
+
+    Args:
+      run: a finished one.
+      seed: as in its metrics lines.
+      rounds: in ascending order, at least one.
+
+    Raises:
+      ValueError: as `clients_per_round` does.
+    """
+    sizes = mapping_of(run.summary, "models")
+    total: dict[str, np.ndarray] = {}
+    for model, clients in clients_per_round(run.config, sizes).items():
+        lines = run.records.get(Series(model, TRAINING, seed), {})
+        ends = sorted(lines)
+        ends += [rounds[-1]] if rounds[-1] > max(ends, default=0) else []
+        # A metrics line has the mean over the rounds since the line before.
+        since = np.diff([0, *ends])
+        participation = [_participation(lines.get(end, {}), sizes[model]) for end in ends]
+        exchanged = clients * np.cumsum(since * participation)
+        pool = pool_of(run.config, model)
+        total[pool] = total.get(pool, 0) + np.interp(rounds, [0, *ends], [0, *exchanged])
+    return total
+
+
+def _participation(line: Mapping[str, Any], sizes: Mapping[str, Any]) -> float:
+    """Bytes of a participation by a metrics line, or by the summary where the line does not say them."""
+    total = 0.0
+    for way in _WAYS:
+        measured = number_of(line, f"client_bytes_{way}")
+        if measured is None or math.isnan(measured):  # it is null if a Poisson cohort was empty
+            measured = sizes[f"bytes_{way}_per_participation"]
+        total += measured
     return total

@@ -839,7 +839,7 @@ def test_a_config_of_another_form_is_one_line_and_has_no_plot_of_bytes(changed, 
     with pytest.raises(ValueError, match=f"run.*{message}"):
         read_run("run", tmp_path / "run")
     run = load_run(tmp_path / "run")
-    known = plots._megabytes_per_round(SimpleNamespace(runs=[run]), "main")
+    known = plots._megabytes(SimpleNamespace(members=[(run, 0)]), "main", [1])
     assert (known is None) == ("pools" in changed or "algorithm" in changed)
 
 
