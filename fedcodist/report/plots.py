@@ -140,9 +140,9 @@ def _megabytes(method: Method, model: str, rounds: Sequence[int]) -> np.ndarray 
 def _loss_plot(collection: Collection) -> "Figure | None":
     panels = []
     evaluated = _followed_split(collection, "loss")
-    of_clients = "Clients' loss in training (nats)"
+    of_clients = "Clients' loss in training"
     for split, metric, label in (
-        (evaluated, "loss", f"{split_name(evaluated).capitalize()} loss (nats)"),
+        (evaluated, "loss", f"{split_name(evaluated).capitalize()} loss"),
         (TRAINING, "loss", of_clients),  # of parties
         (TRAINING, "client_loss", of_clients),  # of pools
     ):

@@ -116,8 +116,10 @@ def ranking_table(
 def for_terminal(table: RankingTable) -> Group:
     """The table with its notes below."""
     drawn = Table(title=Text(table.title))
-    for index, heading in enumerate(table.headings):
-        drawn.add_column(Text(heading), justify="left" if index < TEXT_COLUMNS else "right")
+    for heading in table.headings[:TEXT_COLUMNS]:
+        drawn.add_column(Text(heading), overflow="fold")  # names that are cut may be the same
+    for heading in table.headings[TEXT_COLUMNS:]:
+        drawn.add_column(Text(heading), justify="right")
     for row in table.rows:
         # As Text, since rich would read brackets in a run's name as markup.
         drawn.add_row(*map(Text, row))

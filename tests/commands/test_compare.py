@@ -439,7 +439,8 @@ def test_models_of_several_pools_divide_them_and_the_servers_costs_all(tmp_path)
     """A KeyError ended the comparison; main models were counted with their pools' whole cohorts."""
     write_run(tmp_path / "run")
     config, summary = (
-        json.loads((tmp_path / "run" / name).read_text()) for name in ("config.json", "summary.json")
+        json.loads((tmp_path / "run" / name).read_text())
+        for name in ("config.json", "summary.json")
     )
     config["algorithm"]["name"] = "fed_sdd_pools"
     config["pools"] = {

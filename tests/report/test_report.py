@@ -693,7 +693,7 @@ def test_the_loss_in_training_has_a_panel(tmp_path, name):
     (run / "metrics.jsonl").write_text(text)
     figure = plots._loss_plot(collection_lib.collect([run]))
     labels = {axes.get_ylabel() for axes in figure.axes} - {""}
-    assert labels == {"Test loss (nats)", "Clients' loss in training (nats)"}
+    assert labels == {"Test loss", "Clients' loss in training"}
 
 
 def test_loss_only_runs_have_a_loss_plot(tmp_path):

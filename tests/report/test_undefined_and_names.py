@@ -18,6 +18,7 @@ from fedcodist.report import (
     collection,
     plots,
     ranking,
+    ranking_table,
     tables_domains,
     tables_heads,
     tables_parties,
@@ -124,7 +125,9 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "-", "-"] in rows and ["b", "25.0", "25.0"] in rows and ["mean", "-", "-"] in rows
     assert "parties" not in [row[0] for row in rows]
-    with pytest.raises(ValueError, match=r"no model in .*summary\.json was evaluated on 'held_out'"):
+    with pytest.raises(
+        ValueError, match=r"no model in .*summary\.json was evaluated on 'held_out'"
+    ):
         tables_parties.results(tmp_path, "held_out")
 
 
@@ -163,6 +166,26 @@ def test_domains_of_what_is_undefined_or_beyond_floats(accuracy, loss, shown):
     console.print(tables_domains.change_table({"[/x] ours": tables_domains.changes(run)}))
     text = console.export_text()
     assert shown in text and "[/x] ours" in text and "[/b] $m$" in text and "nan" not in text
+
+
+def test_long_names_are_whole_in_a_narrow_terminal(tmp_path, monkeypatch):
+    """Rows whose names were cut looked the same, also where the output was written to a file."""
+    method, model = "q" * 60, "z" * 60
+    monkeypatch.setitem(test_report.PARAMETERS, model, 1)
+    write_run(tmp_path / "run", method, final={model: 0.8})
+    entry = ranking.Entry(method, model, (50.0,), (0,), "test", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    cells = {(model, "test"): tables_domains.Cell(0.5, 1.0, None)}
+    changes = {(model, "test"): tables_domains.Change([0.1], [0.1], 1)}
+    for table in (
+        accuracy_table.table(collection.collect([tmp_path])),
+        ranking_table.for_terminal(ranking_table.ranking_table([entry], "fed_avg", [entry])),
+        tables_domains.domain_table({method: cells}, "test"),
+        tables_domains.change_table({method: changes}),
+    ):
+        console = Console(record=True, width=110)
+        console.print(table)
+        text = console.export_text()
+        assert text.count("q") == text.count("z") == 60
 
 
 def test_a_report_of_undefined_accuracies(tmp_path):
