@@ -96,8 +96,8 @@ def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict
 def bytes_after(run: Run, seed: int, rounds: Sequence[int]) -> dict[str, np.ndarray]:
     """Pool -> bytes that its clients have sent and received after each of the rounds, float [rounds].
 
-    Where a method measures its bytes, they are those of the metrics lines, which may change from round to
-    round. Otherwise every round has as many as `bytes_per_round` says.
+    Where a method measures its bytes, they are those of the metrics lines, which may change over the
+    rounds. Otherwise every round has as many as `bytes_per_round` says.
 
     Args:
       run: a finished one.

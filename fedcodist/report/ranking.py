@@ -313,7 +313,7 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 
     None if there is no such model, if either value is undefined, if the runs have no common seed, or if
     they were measured on different splits or had different data with a common seed, where seeds are no
-    pairs. The interval is by Student's t over the seeds' differences; with one seed there is no interval.
+    pairs. The interval is by Student's t over the seeds' differences. With one seed there is none.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
