@@ -59,6 +59,8 @@ def loggers_of(names: Sequence[str] | None, workdir: Path) -> list[Callback]:
     loggers: list[Callback] = []
     for index, name in enumerate(names):
         setting = f"loggers[{index}]"
+        if name in names[:index]:
+            raise ValueError(f"{setting} must be another logger than those before, got {name!r}.")
         make = choice_or_reference(setting, name, LOGGERS)
         if is_reference(name):
             logger = called(setting, name, make, workdir)

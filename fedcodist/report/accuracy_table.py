@@ -45,7 +45,7 @@ def table(collection: Collection, title: str = "") -> Table:
         title=Text(title) if title else None, caption=Text(caption_of(rows)), box=box.SIMPLE_HEAD
     )
     for heading in ("Method", "Model"):
-        result.add_column(heading)
+        result.add_column(heading, overflow="fold")  # names that are cut may be the same
     for heading in number_headings(collection, several):
         result.add_column(Text(heading), justify="right", no_wrap=True)
     previous = None

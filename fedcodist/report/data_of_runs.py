@@ -27,14 +27,12 @@ def data_of(run: Run, split: str) -> DataOfRun:
     return DataOfRun(flatten(settings), {name: each for name, each in checksums.items() if each})
 
 
-def other_data(ours: DataOfRun | None, theirs: DataOfRun | None) -> str:
+def other_data(ours: DataOfRun, theirs: DataOfRun) -> str:
     """What one run has in place of another's data; empty if they are the same, or unknown.
 
     Where both runs have checksums, settings only explain a difference: other settings may have made the
     same examples.
     """
-    if ours is None or theirs is None:
-        return ""
     common = ours.checksums.keys() & theirs.checksums.keys()
     if common and all(ours.checksums[name] == theirs.checksums[name] for name in common):
         return ""

@@ -72,7 +72,7 @@ def flops_of_run(
     """Counts a run.
 
     Args:
-      config: as in config.json.
+      config: as in config.json. Of a streamed run, `execution.stream` must be added: it is not there.
       examples: pool -> examples that its clients trained on, each as often as it was visited.
       distillation_steps: mean per round, where a method stops early; by default the config's.
 

@@ -40,20 +40,18 @@ def with_mean_model(collection: Collection) -> Collection:
     )
 
 
-def is_mean(model: str) -> bool:
-    """Whether the name is one that `with_mean_model` gives."""
-    return model.startswith(f"{_MEAN} ")
-
-
 def panel_title(model: str) -> str:
-    """The title of a model's panel."""
-    return model if is_mean(model) else f"{model} model"
+    """The title of the panel of a model, which may have a name that `with_mean_model` gives."""
+    return model if model.startswith(f"{_MEAN} ") else f"{model} model"
 
 
 def _averaged(run: Run, trained: set[str], name: str) -> Run:
     """The run whose trained models are replaced by one of this name, their mean."""
+    # Lines of training stay, since parties do not exchange as many bytes as one another.
     records = {
-        series: lines for series, lines in run.records.items() if series.model not in trained
+        series: lines
+        for series, lines in run.records.items()
+        if series.model not in trained or series.split == TRAINING
     }
     grouped: dict[tuple[str, int], list[dict[int, dict[str, Any]]]] = {}
     for series, lines in run.records.items():

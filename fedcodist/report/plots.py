@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedcodist.config.registry import method_of
 from fedcodist.core.extras import install_command
 from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_round
-from fedcodist.report.costs import bytes_per_round, pool_of
-from fedcodist.report.mean_model import is_mean, panel_title, with_mean_model
+from fedcodist.report.costs import bytes_after, pools_of
+from fedcodist.report.mean_model import panel_title, with_mean_model
 from fedcodist.report.privacy_plot import privacy_plot
 from fedcodist.report.runs import Series, mapping_of
 from fedcodist.report.styles import styles
@@ -76,10 +78,14 @@ def _metric_plot(collection: Collection) -> "Figure | None":
 
 def _bytes_plot(collection: Collection) -> "Figure | None":
     """The metric against the bytes that clients have sent and received."""
-    known = [
-        _megabytes_per_round(m, model) for m in collection.methods for model in collection.models
-    ]
-    if not collection.splits or not any(known):
+    if not collection.splits:
+        return None
+    split, metric, *_ = _metric(collection)
+    if all(
+        _megabytes(method, model, curve(method, model, split, metric).rounds) is None
+        for method in collection.methods
+        for model in collection.models
+    ):
         return None
     return _curves_plot(collection, [_metric(collection)], by_bytes=True)
 
@@ -112,27 +118,31 @@ def _followed_split(collection: Collection, metric: str) -> str:
     return max(collection.splits or sorted(evaluated) or ["test"], key=evaluations)
 
 
-def _megabytes_per_round(method: Method, model: str) -> float | None:
-    """Megabytes that all clients of the model's pool send and receive; None if unknown."""
-    for run in method.runs:
-        if sizes := mapping_of(run.summary, "models"):
+def _megabytes(method: Method, model: str, rounds: Sequence[int]) -> np.ndarray | None:
+    """Megabytes that all clients of the model's pool have sent and received after each of the rounds.
+
+    They are the mean over the seeds, float [rounds]; None if they are unknown, or nothing was sent.
+    """
+    if not rounds:
+        return None
+    of_seeds = []
+    for run, seed in method.members:
+        if mapping_of(run.summary, "models"):
             try:
-                by_pool = bytes_per_round(run.config, sizes)
+                by_pool = bytes_after(run, seed, rounds)
             except ValueError:  # of a config that is not the library's
                 return None
-            total = (
-                sum(by_pool.values()) if is_mean(model) else by_pool.get(pool_of(run.config, model))
-            )
-            return total / 1e6 if total else None
-    return None
+            pools = pools_of(run.config, model, by_pool)
+            of_seeds.append(np.sum([by_pool[pool] for pool in pools], axis=0))
+    return np.mean(of_seeds, axis=0) / 1e6 if np.any(of_seeds) else None
 
 
 def _loss_plot(collection: Collection) -> "Figure | None":
     panels = []
     evaluated = _followed_split(collection, "loss")
-    of_clients = "Clients' loss in training (nats)"
+    of_clients = "Clients' loss in training"
     for split, metric, label in (
-        (evaluated, "loss", f"{split_name(evaluated).capitalize()} loss (nats)"),
+        (evaluated, "loss", f"{split_name(evaluated).capitalize()} loss"),
         (TRAINING, "loss", of_clients),  # of parties
         (TRAINING, "client_loss", of_clients),  # of pools
     ):
@@ -179,13 +189,13 @@ def _curves_plot(
             axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
             for method, (colour, marker) in zip(collection.methods, method_styles, strict=True):
                 points = curve(method, model, split, metric)
-                per_round = _megabytes_per_round(method, model) if by_bytes else 1.0
-                if not points.rounds or per_round is None:
+                places = _megabytes(method, model, points.rounds) if by_bytes else points.rounds
+                if not points.rounds or places is None:
                     continue
                 if not by_bytes:
                     _draw_codistillation_rounds(axis, method, points, colour)
                 style = {"color": colour, "marker": marker}
-                handles[method.label] = _draw_curve(axis, points, style, factor, per_round)
+                handles[method.label] = _draw_curve(axis, points, style, factor, places)
                 late += _after_the_start(points, factor)
         _show_from(row[0], late)
     for axis, model in zip(axes[0], collection.models, strict=True):
@@ -233,9 +243,12 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
 
 
 def _draw_curve(
-    axis: "Axes", points: Curve, style: Mapping[str, Any], factor: float, per_round: float
+    axis: "Axes",
+    points: Curve,
+    style: Mapping[str, Any],
+    factor: float,
+    places: Sequence[float] | np.ndarray,
 ) -> "Line2D":
-    places = [round * per_round for round in points.rounds]
     means = [factor * statistic.mean for statistic in points.statistics]
     spreads = [factor * (statistic.spread or 0.0) for statistic in points.statistics]
     if any(spreads):

@@ -3,14 +3,14 @@
 import math
 import statistics
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedcodist.config.registry import method_of
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import epsilon_of, largest_epsilon
 from fedcodist.report.collection import Method
-from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of
+from fedcodist.report.costs import bytes_per_round, clients_per_round, pool_of, pools_of
 from fedcodist.report.data_of_runs import DataOfRun, data_of, other_data
 from fedcodist.report.intervals import student_half_width
 from fedcodist.report.runs import Run, first_seed, mapping_of
@@ -29,18 +29,19 @@ class Entry(NamedTuple):
       split: the split on which it was measured.
       megabytes: sent and received in the whole run by the model's clients. These are all clients of its
         pool, even if the pool is divided among several models, or the model's party. For a model that
-        parties share, they are all parties.
+        parties or pools share, such as the server's, they are those of all.
       examples: number that these clients trained on, each counted as often as it was visited.
       client_flops: FLOPs of these clients; NaN if they are not counted.
       server_flops: FLOPs of the server.
       seconds: time of the whole run, all seeds.
       seconds_per_round: of all seeds together, without compilation and evaluation; NaN if unknown.
-      shared: for a personal model, the name of the model that clients share.
+      shared: for a personal model, the name of the model that clients share. A fine-tuned personal model
+        has the name of the fine-tuned shared model, which the run may lack.
       head: the auxiliary head that was measured; None for the main head, or a model without heads.
       num_models: number of models of which this is the mean.
       stopped_on_test_data: whether phases before the first round stopped on test data.
       epsilon: the largest of any client; infinite without noise, None if no method is private.
-      data: what the run folder says of the data.
+      data: seed -> what the run folder says of its data; seeds may divide the data in other ways.
       run_examples: number that all clients of the run trained on; NaN if unknown.
     """
 
@@ -60,7 +61,7 @@ class Entry(NamedTuple):
     num_models: int = 1
     stopped_on_test_data: bool = False
     epsilon: float | None = None
-    data: DataOfRun | None = None
+    data: Mapping[int, DataOfRun] = {}
     run_examples: float = math.nan
 
 
@@ -92,7 +93,7 @@ def read_run(
       ValueError: the run is unfinished, was not measured on the split, or its files lack something.
     """
     # Imported late because it imports JAX, so that a mistyped option is reported at once.
-    from fedcodist.core.method import PARTIES
+    from fedcodist.core.method import FINE_TUNED, PARTIES
     from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
 
     summary, config, folder = run.summary, run.config, run.folder
@@ -125,17 +126,23 @@ def read_run(
                 f"{folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must return."
             )
         examples[pool_of(config, model)] += trained[model] * clients * summary["rounds"]
+    # config.json lacks `execution`, which decides what teachers predict in streamed runs.
+    executed = config | {"execution": mapping_of(run.environment, "plan")}
     try:
         if of_parties:
-            work = flops_of_parties(config, examples, summary["rounds"])
+            work = flops_of_parties(executed, examples, summary["rounds"])
         else:
-            until = config | {"rounds": summary["rounds"]}  # fewer where a callback stopped the run
+            until = executed | {
+                "rounds": summary["rounds"]
+            }  # fewer where a callback stopped the run
             work = flops_of_run(until, examples, next(iter(steps.values()), None))
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
         work = Flops(dict.fromkeys(examples, math.nan), math.nan)
-    shared_of = summary.get("personal_models", {})
+    personal = summary.get("personal_models", {})
+    fine_tuned = {f"{own}{FINE_TUNED}": f"{shared}{FINE_TUNED}" for own, shared in personal.items()}
+    shared_of = personal | fine_tuned
     final_splits = evaluation.get("final_splits") or evaluation.get("splits") or ()
     known = dict.fromkeys(name for splits in summary["final"].values() for name in splits)
     if split not in (None, *known):
@@ -150,20 +157,19 @@ def read_run(
     for model, splits in summary["final"].items():
         values = splits.get(split, {})
         measured |= dict.fromkeys(values)
-        pools = [pool_of(config, model)]
-        if of_parties and model not in examples:
-            pools = list(examples)
+        pools = pools_of(config, model, examples)
         for key, of_head in ((metric, None), (f"{metric}_head_{head}", head)):
             if key not in values:
                 continue
             # Undefined values are null.
             measurements = [math.nan if value is None else value for value in values[key]]
+            seeds = tuple(first_seed(config) + index for index in range(len(measurements)))
             entries.append(
                 Entry(
                     name,
                     model,
                     tuple(scale * value for value in measurements),
-                    tuple(first_seed(config) + index for index in range(len(measurements))),
+                    seeds,
                     split,
                     sum(megabytes[pool] for pool in pools),
                     sum(examples[pool] for pool in pools),
@@ -176,7 +182,7 @@ def read_run(
                     of_head,
                     stopped_on_test_data=stopping == "test_data",
                     epsilon=epsilon_of(summary),
-                    data=data_of(run, split),
+                    data=dict.fromkeys(seeds, data_of(run, split)),
                     run_examples=sum(examples.values()),
                 )
             )
@@ -259,6 +265,8 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
     return entries[0]._replace(
         accuracies=tuple(value_of.values()),
         seeds=tuple(value_of),
+        # As above, the first entry with a seed counts.
+        data={seed: data for entry in reversed(entries) for seed, data in entry.data.items()},
         megabytes=mean(entry.megabytes for entry in entries),
         examples=mean(entry.examples for entry in entries),
         run_examples=mean(entry.run_examples for entry in entries),
@@ -304,15 +312,15 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
     """The difference to the baseline's model of the same name, or to its only model, within seeds.
 
     None if there is no such model, if either value is undefined, if the runs have no common seed, or if
-    they were measured on different splits or had different data, where seeds are no pairs. The interval
-    is by Student's t over the seeds' differences; with one seed there is no interval.
+    they were measured on different splits or had different data with a common seed, where seeds are no
+    pairs. The interval is by Student's t over the seeds' differences. With one seed there is none.
     """
     candidates = [other for other in entries if other.run == baseline and other.head is None]
     same = [other for other in candidates if other.model == entry.model]
     same = same or [o for o in candidates if _compared_as(o) == _compared_as(entry)] or candidates
     if len(same) != 1 or same[0] == entry:
         return None
-    if same[0].split != entry.split or other_data(entry.data, same[0].data):
+    if same[0].split != entry.split or other_data_of_seeds(entry, same[0]):
         return None
     ours, theirs = (dict(zip(e.seeds, e.accuracies, strict=True)) for e in (entry, same[0]))
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
@@ -320,6 +328,13 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
         return None
     mean, half_width = statistics.fmean(differences), student_half_width(differences)
     return Difference(mean, half_width, len(differences))
+
+
+def other_data_of_seeds(ours: Entry, theirs: Entry) -> str:
+    """What `other_data` says of the first common seed whose data differ; empty if there is none."""
+    common = [seed for seed in ours.data if seed in theirs.data]
+    found = (other_data(ours.data[seed], theirs.data[seed]) for seed in common)
+    return next(filter(None, found), "")
 
 
 def _compared_as(entry: Entry) -> str:

@@ -13,8 +13,14 @@ from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
-from fedcodist.report.data_of_runs import other_data
-from fedcodist.report.ranking import Difference, Entry, difference, is_defined, without_shared
+from fedcodist.report.ranking import (
+    Difference,
+    Entry,
+    difference,
+    is_defined,
+    other_data_of_seeds,
+    without_shared,
+)
 from fedcodist.report.spread import mean_and_deviation, plus_minus
 
 UNDEFINED = "-"
@@ -54,7 +60,7 @@ def ranking_table(
     # If the baseline has personal models, others are compared with these, unless its shared model is
     # shown.
     compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
-    stood_for = {(entry.run, entry.model): entry for entry in entries}
+    stood_for = {(entry.run, entry.model): entry.accuracies for entry in entries}
     has_shared = any(entry.shared for entry in shown)
     splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
     several_counts, several_splits = len(counts) > 1, len(splits) > 1
@@ -79,7 +85,7 @@ def ranking_table(
         if estimate and estimate.seeds < len(entry.seeds):
             count = f"{estimate.seeds} of the {len(entry.seeds)} seeds of {entry.run}"
             fewer[entry.run] = f"to {baseline}: only {count} are {baseline}'s too"
-        shared = stood_for[entry.run, entry.shared].accuracies if entry.shared else None
+        shared = stood_for.get((entry.run, entry.shared)) if entry.shared else None
         rows.append(
             [
                 entry.run,
@@ -110,8 +116,10 @@ def ranking_table(
 def for_terminal(table: RankingTable) -> Group:
     """The table with its notes below."""
     drawn = Table(title=Text(table.title))
-    for index, heading in enumerate(table.headings):
-        drawn.add_column(Text(heading), justify="left" if index < TEXT_COLUMNS else "right")
+    for heading in table.headings[:TEXT_COLUMNS]:
+        drawn.add_column(Text(heading), overflow="fold")  # names that are cut may be the same
+    for heading in table.headings[TEXT_COLUMNS:]:
+        drawn.add_column(Text(heading), justify="right")
     for row in table.rows:
         # As Text, since rich would read brackets in a run's name as markup.
         drawn.add_row(*map(Text, row))
@@ -181,8 +189,10 @@ def _without_pairs(shown: Sequence[Entry], baseline: str, entries: Sequence[Entr
         notes.append(
             "split: between runs that were measured on different ones there is no difference"
         )
-    for run, entry in {entry.run: entry for entry in shown}.items():
-        if theirs and (other := other_data(entry.data, theirs[0].data)):
+    for run, entry in {entry.run: entry for entry in shown}.items() if theirs else ():
+        if set(entry.seeds).isdisjoint(theirs[0].seeds):
+            notes.append(f"to {baseline}: no seed of {run} is {baseline}'s too")
+        elif other := other_data_of_seeds(entry, theirs[0]):
             notes.append(
                 f"other data than {baseline}: {run} has {other}, so there is no difference"
             )

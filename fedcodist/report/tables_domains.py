@@ -147,8 +147,8 @@ def domain_table(cells_of: Mapping[str, Mapping[tuple[str, str], Cell]], split: 
     every = dict.fromkeys(part for of_method in cells_of.values() for _, part in of_method)
     splits = sorted(every, key=lambda part: part == split)  # the mixed set last
     table = Table(title=Text(f"accuracy in vocabulary (%) and perplexity, {split}"))
-    table.add_column("method")
-    table.add_column("model")
+    table.add_column("method", overflow="fold")
+    table.add_column("model", overflow="fold")
     for part in splits:
         table.add_column(
             Text(part.removeprefix(f"{split}_") if part != split else "mixed"), justify="right"
@@ -214,8 +214,8 @@ def change_table(changes_of: Mapping[str, Mapping[tuple[str, str], Change]]) -> 
     )
     title = "points of accuracy since the round before a codistillation"
     table = Table(title=f"{title}: right after it, {later} rounds later")
-    table.add_column("method")
-    table.add_column("model")
+    table.add_column("method", overflow="fold")
+    table.add_column("model", overflow="fold")
     for part in splits:
         table.add_column(Text(part), justify="right")
     for method, of_method in changes_of.items():

@@ -78,9 +78,12 @@ def read_heads(folder: Path) -> Heads:
         raise ValueError(
             f"{folder} holds a run of {config.algorithm.name}, which has no such clients."
         )
+    splits = config.evaluation.final_splits or config.evaluation.splits
+    if not splits:
+        raise ValueError(f"{folder} holds a run that was evaluated on clients' own examples alone.")
+    split = splits[0]
     config = divided(config)
     data = load_data(config.data)
-    split = (config.evaluation.final_splits or config.evaluation.splits)[0]
     groups = decentralised_groups(config, data)
     places = {
         party: client

@@ -64,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, list[float]]]:
     """party -> 'baseline', 'collaboration' and, if it was run, 'centralised' -> accuracy per seed.
 
-    Undefined values, such as the accuracy on no examples, are NaN.
+    Undefined values, such as the accuracy on no examples, are NaN. Models that were not evaluated on the
+    split are left out, such as the parties on their own examples.
+
+    Raises:
+      ValueError: a phase is unfinished, or has no model that was evaluated on the split.
     """
     folders = {
         "baseline": Path(workdir) / PHASES / "private",
@@ -76,9 +80,15 @@ def results(workdir: str | Path, split: str = "test") -> dict[str, dict[str, lis
         path = folder / "summary.json"
         if column == "centralised" and not path.exists():
             continue
-        for party, splits in read_object(path)["final"].items():
+        final = read_object(path)["final"]
+        shares_of = {
+            party: splits[split]["accuracy"] for party, splits in final.items() if split in splits
+        }
+        if not shares_of:
+            raise ValueError(f"no model in {path} was evaluated on {split!r}.")
+        for party, shares in shares_of.items():
             accuracies.setdefault(party, {})[column] = [
-                math.nan if share is None else share for share in splits[split]["accuracy"]
+                math.nan if share is None else share for share in shares
             ]
     return accuracies
 
@@ -101,9 +111,9 @@ def curves(workdir: str | Path) -> dict[str, PartyCurve]:
 
 
 def followed(workdir: str | Path) -> str:
-    """The split on which a run was evaluated between rounds."""
-    config = read_object(Path(workdir) / "config.json")
-    return config.get("evaluation", {}).get("splits", ("test",))[0]
+    """The split on which a run was evaluated between rounds, or else after the last one."""
+    evaluation = read_object(Path(workdir) / "config.json").get("evaluation", {})
+    return (evaluation.get("splits") or evaluation.get("final_splits") or ("test",))[0]
 
 
 def plot(workdir: str | Path) -> Any:

@@ -294,6 +294,37 @@ def test_clients_own_models_stand_for_the_one_they_share():
     assert "shared model" not in drawn(ranked(ENTRIES, "fed_avg", None), "fed_avg", ENTRIES)
 
 
+def test_fine_tuned_personal_models_stand_for_fine_tuned_shared_ones(tmp_path):
+    """They were left out, or the fine-tuned shared model of their run was shown in their place."""
+    fine_tuned = {"main_fine_tuned": 0.8, "main_personal_fine_tuned": 0.7}
+    of_run = {
+        "fed_avg": ["main_fine_tuned"],
+        "fed_per": ["main_personal_fine_tuned"],  # its clients share no head
+        "apfl": list(fine_tuned),
+    }
+    entries = []
+    for run, models in of_run.items():
+        write_run(tmp_path / run)
+        path = tmp_path / run / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["personal_models"] = {"main_personal": "main"}
+        summary["final"] |= {
+            model: {"client_test": {"accuracy": [fine_tuned[model]]}} for model in models
+        }
+        path.write_text(json.dumps(summary))
+        entries += ranking.read_run(run, load_run(tmp_path / run), split="client_test")
+    for baseline in of_run:
+        shown = ranked(entries, baseline, None)
+        assert [(entry.run, entry.model) for entry in shown] == [
+            ("fed_avg", "main_fine_tuned"),
+            ("fed_per", "main_personal_fine_tuned"),
+            ("apfl", "main_personal_fine_tuned"),
+        ]
+        table = ranking_table(shown, baseline, entries)
+        assert [row[3] for row in table.rows] == ["", "", "80.00"]
+    assert difference(shown[1], entries, "fed_avg").mean == pytest.approx(-10.0)
+
+
 def test_unequal_budgets_are_told():
     assert budget(ENTRIES).startswith("all runs have the same budget")
     assert budget([*ENTRIES, entry("x", (1.0,), examples=11.0)]).startswith("UNEQUAL BUDGETS")
@@ -402,6 +433,52 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert main.seconds == 3.5
     write_run(tmp_path / "no_test", final_splits=())
     assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
+
+
+def test_models_of_several_pools_divide_them_and_the_servers_costs_all(tmp_path):
+    """A KeyError ended the comparison; main models were counted with their pools' whole cohorts."""
+    write_run(tmp_path / "run")
+    config, summary = (
+        json.loads((tmp_path / "run" / name).read_text())
+        for name in ("config.json", "summary.json")
+    )
+    config["algorithm"]["name"] = "fed_sdd_pools"
+    config["pools"] = {
+        pool: {"model": f"digits_{pool}", "cohort_size": clients}
+        for pool, clients in (("small", 5), ("large", 1))
+    }
+    (sizes, _) = summary["models"].values()
+    examples = {"small": 10.0, "small_model_1": 30.0, "large": 7.0}
+    summary["models"] = dict.fromkeys(examples, sizes)
+    summary["final"] = {
+        model: {"test": {"accuracy": [0.5]}} for model in ("small", "large", "ensemble")
+    }
+    lines = [
+        {"round": 10, "model": model, "split": "clients", "seed": 0, "client_examples": count}
+        for model, count in examples.items()
+    ]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    small, large, ensemble = read_run("run", tmp_path / "run")
+    # Ten rounds, a megabyte per client.
+    assert (small.megabytes, large.megabytes, ensemble.megabytes) == (50.0, 10.0, 60.0)
+    assert (small.examples, large.examples) == (10 * (3 * 10 + 2 * 30), 10 * 7)
+    assert ensemble.examples == small.examples + large.examples
+    assert ensemble.client_flops == small.client_flops + large.client_flops > 0
+
+
+def test_a_cached_teacher_of_a_streamed_run_predicts_the_rounds_images(tmp_path):
+    """Its FLOPs were counted as if all unlabelled images were on the device."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["algorithm"]["cached"] = True
+    path.write_text(json.dumps(config))
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"plan": {"stream": True}}))
+    (found, *_) = read_run("run", tmp_path / "run")
+    forward = forward_flops_of(MODELS["digits_small"])
+    assert found.server_flops == 10 * 21 * (2 + LEARNING) * forward
 
 
 def test_a_method_that_does_not_count_examples_is_one_line(tmp_path):
@@ -668,12 +745,35 @@ def test_runs_on_other_splits_or_data_have_no_difference(tmp_path):
 )
 def test_other_data_are_told_by_their_checksums_or_else_by_settings(ours, theirs, told):
     entries = [
-        entry(run, (50.0, 60.0))._replace(data=DataOfRun(*data))
+        entry(run, (50.0, 60.0))._replace(data=dict.fromkeys((0, 1), DataOfRun(*data)))
         for run, data in (("fed_prox", ours), ("fed_avg", theirs))
     ]
     notes = [n for n in ranking_table(entries, "fed_avg", entries).notes if "other data" in n]
     assert (difference(entries[0], entries, "fed_avg") is None) == bool(notes) == bool(told)
     assert told in "".join(notes)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("same", [True, False])
+def test_data_that_differ_by_seed_are_compared_seed_by_seed(order, same):
+    """As with data.division_per_seed; the first seed's data stood for all, so the order counted."""
+
+    def of_seed(run, seed, value):
+        checksums = {"clients": "other" if (run, seed, same) == ("mine", 1, False) else seed}
+        one = entry(run, (value,))
+        return one._replace(seeds=(seed,), data={seed: DataOfRun({}, checksums)})
+
+    ours = ranking._over_seeds([of_seed("mine", seed, 60.0 + seed) for seed in order])
+    theirs = ranking._over_seeds([of_seed("fed_avg", seed, 50.0 - seed) for seed in (0, 1, 2)])
+    found = difference(ours, [ours, theirs], "fed_avg")
+    notes = ranking_table([ours, theirs], "fed_avg", [ours, theirs]).notes
+    assert (found is not None and found.mean == 11.0) == same
+    assert any(note.startswith("other data") for note in notes) != same
+    # Without a common seed nothing says that the data are others.
+    apart = of_seed("mine", 3, 60.0)
+    notes = ranking_table([apart, theirs], "fed_avg", [apart, theirs]).notes
+    assert "to fed_avg: no seed of mine is fed_avg's too" in notes
+    assert not any(note.startswith("other data") for note in notes)
 
 
 def test_data_of_a_run_are_its_settings_and_checksums(tmp_path):
@@ -684,7 +784,8 @@ def test_data_of_a_run_are_its_settings_and_checksums(tmp_path):
     }
     (tmp_path / "run" / "environment.json").write_text(json.dumps({"identity": {"data": data}}))
     (found, *_) = read_run("run", tmp_path / "run")
-    assert found.data.checksums == {"clients": {"image": "a"}, "test": {"image": "b"}}
+    assert list(found.data) == [0, 1]
+    assert found.data[0].checksums == {"clients": {"image": "a"}, "test": {"image": "b"}}
     assert found.run_examples == found.examples
 
 
@@ -739,7 +840,7 @@ def test_a_config_of_another_form_is_one_line_and_has_no_plot_of_bytes(changed, 
     with pytest.raises(ValueError, match=f"run.*{message}"):
         read_run("run", tmp_path / "run")
     run = load_run(tmp_path / "run")
-    known = plots._megabytes_per_round(SimpleNamespace(runs=[run]), "main")
+    known = plots._megabytes(SimpleNamespace(members=[(run, 0)]), "main", [1])
     assert (known is None) == ("pools" in changed or "algorithm" in changed)
 
 

@@ -160,6 +160,10 @@ def test_heads_are_read_from_the_last_look(tmp_path):
         ]
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         np.testing.assert_allclose(tables_heads.read_heads(tmp_path).shared, expected)
+    config.evaluation.splits = ()
+    (tmp_path / "config.json").write_text(config.to_json())
+    with pytest.raises(ValueError, match="evaluated on clients' own examples alone"):
+        tables_heads.read_heads(tmp_path)
 
 
 def test_gains_are_of_tests_and_the_plot_of_what_was_watched(tmp_path):

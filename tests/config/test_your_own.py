@@ -414,6 +414,9 @@ def test_loggers_of_ones_own(own, tmp_path, monkeypatch):
             loggers_of((name,), tmp_path)
     with pytest.raises(ValueError, match=r"^loggers\[1\] must be one of \['csv', 'mlflow', "):
         loggers_of(("csv", "wnb"), tmp_path)
+    for twice in ("csv", f"{own}:Logger"):
+        with pytest.raises(ValueError, match=rf"^loggers\[1\] must be another .* got '{twice}'"):
+            loggers_of((twice, twice), tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(
         ImportError, match=r"^loggers 'wandb' .*: pip install 'fedcodist\[wandb\]'$"

@@ -443,6 +443,39 @@ def test_accuracy_against_the_bytes_of_each_pools_clients(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("averaged", [False, True])
+def test_bytes_that_change_are_added_up_round_by_round(averaged, tmp_path, monkeypatch):
+    """The mean over the whole run moved early points to the right, or to the left."""
+    monkeypatch.setattr(mean_model, "MOST_MODELS", 1 if averaged else 8)
+    final = {"small": 0.8, "large": 0.7, "ensemble": 0.9}
+    monkeypatch.setitem(PARAMETERS, "ensemble", 0)
+    run = write_run(tmp_path / "run", seeds=2, final=final)
+    with_cohorts(run, small=10, large=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if (line["model"], line["split"]) != ("ensemble", "clients")]
+    measured = {20: 100.0, 40: None, 60: 700.0, 80: 800.0, 100: 900.0}
+    for line in lines:
+        if (line["model"], line["split"]) == ("small", "clients") and line["round"]:
+            value = measured[line["round"]]
+            line["client_bytes_up"] = value and value + 50 * line["seed"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["models"]["ensemble"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    up = np.array([0, 125, 4 * PARAMETERS["small"], 725, 825, 925])  # means of two seeds
+    down = np.array([0, *5 * [8 * PARAMETERS["small"]]])
+    small = 10 * 20 * np.cumsum(up + down) / 1e6
+    large = 3 * 20 * np.arange(6) * 12 * PARAMETERS["large"] / 1e6
+    expected = {"small model": small, "large model": large, "ensemble model": small + large}
+    if averaged:
+        expected = dict.fromkeys(("mean of 2 models", "ensemble model"), small + large)
+    collection = mean_model.with_mean_model(collection_lib.collect([tmp_path]))
+    panels = {axes.get_title(): axes for axes in plots._bytes_plot(collection).axes}
+    assert panels.keys() == expected.keys()
+    for title, places in expected.items():
+        np.testing.assert_allclose(panels[title].lines[0].get_xdata(), places)
+
+
 def test_models_that_divide_one_pool_cost_what_all_its_clients_exchange(tmp_path):
     run = write_run(tmp_path / "run", "fed_sdd", final={"small": 0.8, "large": 0.7})
     with_cohorts(run, everyone=5)
@@ -619,9 +652,10 @@ def test_the_mean_of_all_parties_has_the_bytes_of_all(tmp_path, monkeypatch):
     (run / "config.json").write_text(json.dumps(config))
     collection = collection_lib.collect([run])
     averaged = mean_model.with_mean_model(collection)
-    of_one = plots._megabytes_per_round(collection.methods[0], "party_0")
+    (of_one,) = plots._megabytes(collection.methods[0], "party_0", [1])
     assert of_one == pytest.approx(0.012)
-    assert plots._megabytes_per_round(averaged.methods[0], averaged.models[0]) == 9 * of_one
+    (of_all,) = plots._megabytes(averaged.methods[0], averaged.models[0], [1])
+    assert of_all == pytest.approx(9 * of_one)
 
 
 def test_what_clients_do_not_train_has_a_panel_of_its_own(tmp_path):
@@ -659,7 +693,7 @@ def test_the_loss_in_training_has_a_panel(tmp_path, name):
     (run / "metrics.jsonl").write_text(text)
     figure = plots._loss_plot(collection_lib.collect([run]))
     labels = {axes.get_ylabel() for axes in figure.axes} - {""}
-    assert labels == {"Test loss (nats)", "Clients' loss in training (nats)"}
+    assert labels == {"Test loss", "Clients' loss in training"}
 
 
 def test_loss_only_runs_have_a_loss_plot(tmp_path):

@@ -18,6 +18,7 @@ from fedcodist.report import (
     collection,
     plots,
     ranking,
+    ranking_table,
     tables_domains,
     tables_heads,
     tables_parties,
@@ -105,11 +106,16 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
     final = {
         "a": {"test": {"accuracy": [0.5, None]}},
         "b": {"test": {"accuracy": [0.25, 0.25]}},
+        "parties": {"client_test": {"accuracy": [0.5, 0.5]}},
     }
     for folder in (tmp_path, tmp_path / "phases" / "private"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").write_text(json.dumps({"final": final}))
-    (tmp_path / "config.json").write_text(json.dumps({"phases": {"stopping": "fixed"}}))
+    config = {
+        "phases": {"stopping": "fixed"},
+        "evaluation": {"splits": [], "final_splits": ["test"]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
     lines = [
         {"round": 1, "model": "a", "split": "test", "seed": 0, "accuracy": None},
         {"round": 1, "model": "b", "split": "test", "seed": 0, "accuracy": 0.5},
@@ -118,6 +124,11 @@ def test_gains_of_a_party_without_an_accuracy(tmp_path, capsys):
     assert tables_parties.main([str(tmp_path), "--plot", str(tmp_path / "figure.png")]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "-", "-"] in rows and ["b", "25.0", "25.0"] in rows and ["mean", "-", "-"] in rows
+    assert "parties" not in [row[0] for row in rows]
+    with pytest.raises(
+        ValueError, match=r"no model in .*summary\.json was evaluated on 'held_out'"
+    ):
+        tables_parties.results(tmp_path, "held_out")
 
 
 def test_heads_without_an_accuracy():
@@ -155,6 +166,26 @@ def test_domains_of_what_is_undefined_or_beyond_floats(accuracy, loss, shown):
     console.print(tables_domains.change_table({"[/x] ours": tables_domains.changes(run)}))
     text = console.export_text()
     assert shown in text and "[/x] ours" in text and "[/b] $m$" in text and "nan" not in text
+
+
+def test_long_names_are_whole_in_a_narrow_terminal(tmp_path, monkeypatch):
+    """Rows whose names were cut looked the same, also where the output was written to a file."""
+    method, model = "q" * 60, "z" * 60
+    monkeypatch.setitem(test_report.PARAMETERS, model, 1)
+    write_run(tmp_path / "run", method, final={model: 0.8})
+    entry = ranking.Entry(method, model, (50.0,), (0,), "test", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    cells = {(model, "test"): tables_domains.Cell(0.5, 1.0, None)}
+    changes = {(model, "test"): tables_domains.Change([0.1], [0.1], 1)}
+    for table in (
+        accuracy_table.table(collection.collect([tmp_path])),
+        ranking_table.for_terminal(ranking_table.ranking_table([entry], "fed_avg", [entry])),
+        tables_domains.domain_table({method: cells}, "test"),
+        tables_domains.change_table({method: changes}),
+    ):
+        console = Console(record=True, width=110)
+        console.print(table)
+        text = console.export_text()
+        assert text.count("q") == text.count("z") == 60
 
 
 def test_a_report_of_undefined_accuracies(tmp_path):
