@@ -132,9 +132,8 @@ def read_run(
         if of_parties:
             work = flops_of_parties(executed, examples, summary["rounds"])
         else:
-            until = executed | {
-                "rounds": summary["rounds"]
-            }  # fewer where a callback stopped the run
+            # There are fewer rounds than the config has where a callback stopped the run.
+            until = executed | {"rounds": summary["rounds"]}
             work = flops_of_run(until, examples, next(iter(steps.values()), None))
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
