@@ -93,7 +93,7 @@ def checked_statistic(
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise WrongShape(
             f"metrics[{name!r}] must return two arrays (values [batch], weights [batch]), got "
-            f"{_described(pair)}."
+            f"{described(pair)}."
         )
     size = number_of_examples(batch)
     for part, values in zip(("values", "weights"), pair, strict=True):
@@ -108,13 +108,13 @@ def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -
         if leaf.shape[:1] != (size,):
             raise WrongShape(
                 f"metrics[{name!r}]'s sums must have one entry per example, [batch, ...] with batch = "
-                f"{size}, got {_described(leaf)}."
+                f"{size}, got {described(leaf)}."
             )
     total = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.float32), sums)
     value = jax.eval_shape(metric.compute, total)
     if _shape(value) != () or not hasattr(value, "dtype"):
         raise WrongShape(
-            f"metrics[{name!r}]'s compute must return one number, got {_described(value)}."
+            f"metrics[{name!r}]'s compute must return one number, got {described(value)}."
         )
     return sums
 
@@ -305,11 +305,12 @@ def _check_values(name: str, values: Any, size: int) -> None:
     is_loss = name in ("loss", "loss_hook")
     help_ = " fedcodist.per_example makes one of a mean over the batch." if is_loss else ""
     raise WrongShape(
-        f"{name} must have one number per example, [batch] = [{size}], got {_described(values)}.{help_}"
+        f"{name} must have one number per example, [batch] = [{size}], got {described(values)}.{help_}"
     )
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """What a function returned, for messages: type and length, or dtype and shape."""
     if isinstance(value, tuple | list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     if not hasattr(value, "dtype"):

@@ -10,6 +10,7 @@ from flax.linen.module import InterceptorContext
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
+from fedcodist.core.example_losses import described
 from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import Batch, Model, Variables, from_flax_linen, in_float32
 from fedcodist.core.summed_metrics import SummedMetric
@@ -49,7 +50,7 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
       options: as in `from_flax_linen`.
 
     Raises:
-      ValueError: names `layers`, if no submodule has such a name.
+      ValueError: names `layers`, if no submodule has such a name, or if it does not return an array.
     """
     plain = from_flax_linen(module, example, **options)
 
@@ -80,14 +81,19 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
     def names(key: jax.Array) -> None:
         inputs = options.get("inputs", "image")
         columns = {inputs: example} if isinstance(inputs, str) else example
-        paths.extend(called(plain.init(key), columns, {})[1])
+        outputs.update(called(plain.init(key), columns, {})[1])
 
-    paths: list[str] = []
+    outputs: dict[str, Any] = {}
     jax.eval_shape(names, keys.key_shape())
-    known = [name for name in paths if name]
+    known = [name for name in outputs if name]
     for name in layers:
         if name not in known:
             raise ValueError(f"layers must be of {known}, got {name!r}.")
+        if not hasattr(outputs[name], "ndim"):
+            raise ValueError(
+                f"layers must be submodules that return an array, {name!r} returns "
+                f"{described(outputs[name])}."
+            )
     return plain._replace(
         apply=apply,
         loss=of_logits(plain.loss),

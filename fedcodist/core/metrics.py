@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.example_losses import WrongShape
+from fedcodist.core.example_losses import WrongShape, described
 from fedcodist.core.labels import class_labels
 from fedcodist.core.summed_metrics import SummedMetric
 
@@ -77,8 +77,14 @@ def predicted_label(outputs: jax.Array) -> jax.Array:
     """The class of the largest logit of outputs [..., classes], int32 [...].
 
     Raises:
-      ValueError: names the outputs, if there are fewer than two classes.
+      ValueError: names the outputs, if they are no array, or if there are fewer than two classes.
     """
+    if not hasattr(outputs, "ndim"):
+        raise WrongShape(
+            "outputs must be logits [batch, classes] to tell a label, got "
+            f"{described(outputs)}: for a network that returns more than logits give metrics= that read "
+            "them."
+        )
     if outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise WrongShape(
             "outputs must be logits [batch, classes] of at least two classes to tell a label, got "

@@ -12,7 +12,7 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_function, shown
-from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape
+from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape, described
 from fedcodist.core.extras import check_installed
 from fedcodist.core.labels import class_labels
 from fedcodist.core.layers_in_training import (
@@ -27,8 +27,12 @@ from fedcodist.core.training_flag import (
     Call,
     check_attributes,
     check_layers_train,
+    check_linen_module,
+    first_line,
+    is_lifted,
     read_call,
 )
+from fedcodist.core.trees import named_leaves
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
@@ -79,8 +83,14 @@ def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
     """Softmax cross-entropy [batch] of logits [batch, classes], with the column 'label' as labels.
 
     Raises:
-      ValueError: names the loss, if there is only one class, whose probability is always 1.
+      ValueError: names the loss, if the outputs are no array, or if there is only one class, whose
+        probability is always 1.
     """
+    if not hasattr(outputs, "ndim"):
+        raise WrongShape(
+            f"loss cross_entropy needs logits [batch, classes], got {described(outputs)}: for a network "
+            "that returns more than logits give loss= and metrics= that read them."
+        )
     if outputs.shape[-1] < 2:
         raise WrongShape(
             "loss cross_entropy needs logits [batch, classes] of at least two classes, got "
@@ -124,7 +134,8 @@ def from_flax_linen(
         batch, or `metrics` no mapping; or the network returns nothing.
       ValueError: names the module, if its training mode is set in another way than by `train`, or if its
         dropout or batch statistics are never on; names a loss or metric that is not one number per
-        example.
+        example. When training is traced: names a value that `sow` adds to the mutable state;
+        "intermediates" are ignored.
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
     >>> model = from_flax_linen(nn.Dense(10), jnp.zeros((1, 64)))
@@ -133,7 +144,7 @@ def from_flax_linen(
     >>> outputs.shape
     (2, 10)
     """
-    _check_module(module)
+    check_linen_module("module", module)
     example = _checked_example(example)
     _check_inputs(inputs, example)
     call = read_call("module", module, module.__call__, (TRAIN, "mask"))
@@ -176,6 +187,7 @@ def from_flax_linen(
             rngs=rngs,
             mutable=list(variables.mutable),
         )
+        _check_no_additions("module", "'intermediates'", variables.mutable, dict(mutable))
         return outputs, dict(mutable)
 
     example_batch = _as_batch(example, inputs)
@@ -257,7 +269,7 @@ def from_flax_nnx(
         graphs[train] = _nnx_split(template)[0]
 
     def init(key: jax.Array) -> Variables:
-        _, params, _, mutable = _nnx_split(create(nnx.Rngs(key)))
+        _, params, _, _, mutable = _nnx_split(create(nnx.Rngs(key)))
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(mutable))
 
     def apply(
@@ -271,15 +283,17 @@ def from_flax_nnx(
     ) -> tuple[Any, PyTree]:
         # The random state comes from `key`: it must not be among the model's variables.
         rngs = nnx.Rngs(jax.random.key(0) if key is None else key)
-        _, params, random_state, mutable = _nnx_split(create(rngs))
+        _, params, random_state, sown, mutable = _nnx_split(create(rngs))
         nnx.replace_by_pure_dict(params, variables.params)
         nnx.replace_by_pure_dict(mutable, variables.mutable)
-        network = nnx.merge(graphs[train], params, random_state, mutable)
+        network = nnx.merge(graphs[train], params, random_state, sown, mutable)
         placed, named = call.arguments(train=train, mask=mask, axis_name=axis_name)
         outputs = network(_read(batch, inputs), *placed, **named)
         if not train:
             return outputs, variables.mutable
-        return outputs, nnx.to_pure_dict(_nnx_split(network)[3])
+        new = nnx.to_pure_dict(_nnx_split(network)[-1])
+        _check_no_additions("create", "nnx.Intermediate", variables.mutable, new)
+        return outputs, new
 
     example_batch = _as_batch(example, inputs)
     if TRAIN not in call.accepted:
@@ -409,21 +423,6 @@ def _as_batch(example: Any, inputs: str | tuple[str, ...]) -> Mapping[str, Any]:
     return {inputs: example} if isinstance(inputs, str) else example
 
 
-def _check_module(module: Any) -> None:
-    """Raises TypeError unless it is a Flax linen module, already made."""
-    import flax.linen as nn
-
-    if isinstance(module, type):
-        raise TypeError(
-            f"module must be a flax.linen.Module, such as {module.__name__}(...), got the class itself."
-        )
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"module must be a flax.linen.Module, got {shown(module)}: modules of Flax NNX are for "
-            "from_flax_nnx."
-        )
-
-
 def _of_rngs(create: Any) -> Callable[[Any], Any]:
     """The function of nnx.Rngs, also of a class whose argument `rngs` has no place."""
     if not callable(create):
@@ -437,6 +436,23 @@ def _of_rngs(create: Any) -> Callable[[Any], Any]:
     if rngs is not None and rngs.kind is inspect.Parameter.KEYWORD_ONLY:
         return lambda of_rngs: create(rngs=of_rngs)
     return create
+
+
+def _check_no_additions(argument: str, ignored: str, before: PyTree, after: PyTree) -> None:
+    """Raises ValueError if training adds to a network's mutable state, whose shapes must stay.
+
+    Args:
+      argument: the network's name in errors.
+      ignored: where `sow` may put values.
+      before, after: the mutable state.
+    """
+    known = named_leaves(before)
+    for name in named_leaves(after):
+        if name not in known:
+            raise ValueError(
+                f"{argument} must not add to its mutable state in training, as `sow` does: it adds "
+                f"{name!r}. Sow into {ignored}, which is ignored, or return the values."
+            )
 
 
 def _number_of_classes(outputs: Any) -> int:
@@ -514,8 +530,7 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _Li
 
         return nn.remat(method), [available["mask"]], {}
 
-    is_lifted = type(module).__module__ == "flax.linen.transforms"
-    if TRAIN not in call.accepted or not is_lifted:
+    if TRAIN not in call.accepted or not is_lifted(module):
         return by_name
     import flax.linen as nn
 
@@ -534,14 +549,14 @@ def _linen_arguments(module: Any, call: Call, example: Any) -> Callable[..., _Li
             return way
         except Exception as error:
             reason = error
-    first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
     raise ValueError(
-        f"module {type(module).__name__} must have `{TRAIN}` among its static arguments: {first_line}"
+        f"module {type(module).__name__} must have `{TRAIN}` among its static arguments: "
+        f"{first_line(reason)}"
     ) from reason
 
 
 def _nnx_split(module: Any) -> Any:
-    """Returns (graph, parameters, random state, everything else)."""
+    """Returns (graph, parameters, random state, intermediate values of `sow`, everything else)."""
     from flax import nnx
 
-    return nnx.split(module, nnx.Param, nnx.RngState, ...)
+    return nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)

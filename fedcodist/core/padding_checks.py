@@ -20,8 +20,9 @@ from fedcodist.core.inputs import ClientData
 
 PyTree = Any
 _HOW_TO_MEND = (
-    "Let it take `mask` [batch] and give it to its normalisation (fedcodist.models.BatchNorm and Flax's "
-    "take one), or choose a batch size that divides the number of every client's examples."
+    "Let it take `mask` [batch] and give it to its normalisation (fedcodist.models.BatchNorm takes "
+    "`mask`, Flax's `mask[:, None] > 0` for inputs [batch, features]), or choose a batch size that "
+    "divides the number of every client's examples."
 )
 
 

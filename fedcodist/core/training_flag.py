@@ -4,6 +4,9 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from fedcodist.core.checks import shown
+from fedcodist.core.example_losses import described
+
 TRAIN = "train"
 # Other names of parameters and attributes that set the mode.
 _TRAINING = ("training", "is_training", "is_train", "train_mode", "training_mode")
@@ -96,13 +99,34 @@ def check_attributes(argument: str, network: Any, attributes: Mapping[str, Any])
             raise _wrong_flag(argument, network, f"an attribute {name!r}")
 
 
+def check_linen_module(argument: str, module: Any) -> None:
+    """Raises TypeError that names the argument unless it is a Flax linen module, already made."""
+    import flax.linen as nn
+
+    if isinstance(module, type):
+        raise TypeError(
+            f"{argument} must be a flax.linen.Module, such as {module.__name__}(...), got the class "
+            "itself."
+        )
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"{argument} must be a flax.linen.Module, got {shown(module)}: modules of Flax NNX are for "
+            "from_flax_nnx."
+        )
+
+
 def check_part(argument: str, part: Any) -> None:
-    """Raises ValueError unless a part of a network gets its mode from the network, or has none.
+    """Checks that a part of a network gets its mode from the network, or has none.
 
     Args:
       argument: the part's name in errors.
-      part: a Flax linen module, which the network calls with `part_arguments`.
+      part: a Flax linen module, which the network calls with `call_part`.
+
+    Raises:
+      TypeError: `part` is no linen module.
+      ValueError: its training mode is set in another way than by `train`.
     """
+    check_linen_module(argument, part)
     call = read_call(argument, part, part.__call__, (TRAIN, "mask"))
     if TRAIN not in call.accepted:
         flags = {name: getattr(part, name, ...) for name in part.__dataclass_fields__}
@@ -113,6 +137,45 @@ def part_arguments(part: Any, **available: Any) -> dict[str, Any]:
     """Those of the available arguments that a part of a network has parameters for."""
     accepted = inspect.signature(type(part).__call__).parameters
     return {name: value for name, value in available.items() if name in accepted}
+
+
+def call_part(argument: str, part: Any, x: Any, **available: Any) -> Any:
+    """Calls a part of a network with `part_arguments`. Returns its output, an array.
+
+    Args:
+      argument: the part's name in errors.
+      part: a Flax linen module that is bound to the network.
+      x: its inputs.
+      available: `train` and `mask`.
+
+    Raises:
+      ValueError: names the argument, if the part does not return an array, or if `train` does not reach
+        it through `nn.remat` or `nn.jit`.
+    """
+    arguments = part_arguments(part, **available)
+    try:
+        output = part(x, **arguments)
+    except Exception as error:
+        if TRAIN not in arguments or not is_lifted(part):
+            raise
+        raise ValueError(
+            f"{argument} must be without `nn.remat` and `nn.jit`, through which `{TRAIN}` does not "
+            f"reach {name_of(part)}: give the module itself, and wrap the model in "
+            f"fedcodist.rematerialised to save memory. ({first_line(error)})"
+        ) from error
+    if not hasattr(output, "ndim"):
+        raise ValueError(f"{argument} must return an array [batch, ...], got {described(output)}.")
+    return output
+
+
+def is_lifted(module: Any) -> bool:
+    """Whether a linen module's class was made by a transformation, such as `nn.remat` or `nn.jit`."""
+    return type(module).__module__ == "flax.linen.transforms"
+
+
+def first_line(error: Exception | None) -> str:
+    """The first line of an error's message, or its type if it has no message."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:

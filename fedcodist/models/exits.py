@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 import flax.linen as nn
 import jax
 
-from fedcodist.core.checks import check_integer, check_several
+from fedcodist.core.checks import check_integer, check_several, shown
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits, pooled
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
-from fedcodist.core.training_flag import check_part, part_arguments
+from fedcodist.core.training_flag import call_part, check_part
 
 
 def digits_exits(depth: int | None = None) -> "Exits":
@@ -40,14 +40,21 @@ def with_exits(
       metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
     Raises:
-      TypeError: `loss` is no function of logits and batch, or `metrics` no mapping.
-      ValueError: names a block whose training mode is set in another way than by `train`.
+      TypeError: `module` is no `Exits`, a block no linen module, `loss` no function of logits and batch,
+        or `metrics` no mapping.
+      ValueError: names a block that does not return an array, whose training mode is set in another way
+        than by `train`, or that `train` does not reach through `nn.remat` or `nn.jit`.
 
     >>> import jax.numpy as jnp
     >>> model = with_exits(Exits([nn.Dense(4), nn.Dense(4)], classes=3, depth=1), jnp.zeros((1, 2)))
     >>> sorted(model.init(jax.random.key(0)).params)
     ['blocks_0', 'exit_0']
     """
+    if not isinstance(module, Exits):
+        raise TypeError(
+            "module must be Exits of blocks, such as Exits([nn.Dense(8)], classes=10), got "
+            f"{shown(module)}."
+        )
     for index, block in enumerate(module.blocks):
         check_part(f"module.blocks[{index}]", block)
     model = from_flax_linen(
@@ -107,7 +114,7 @@ class Exits(nn.Module):
     ) -> LayerOutputs:
         exits = []
         for index, block in enumerate(self.blocks[: self.depth]):
-            x = block(x, **part_arguments(block, train=train, mask=mask))
+            x = call_part(f"module.blocks[{index}]", block, x, train=train, mask=mask)
             exits.append(nn.Dense(self.classes, name=f"exit_{index}")(pooled(x)))
         return LayerOutputs(sum(exits[1:], exits[0]) / len(exits), tuple(exits))
 

@@ -17,7 +17,7 @@ from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
-from fedcodist.core.training_flag import check_part, part_arguments
+from fedcodist.core.training_flag import call_part, check_part
 
 PyTree = Any
 HEAD = "head"  # the name of its parameters, {"kernel": [width, classes], "bias": [classes]}
@@ -51,10 +51,11 @@ def headed(
       metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
     Raises:
-      TypeError: sizes that are no integers, `loss` is no function of logits and batch, or `metrics` no
-        mapping.
-      ValueError: numbers out of range, or a backbone that returns something else than [batch, width] or
-        whose training mode is set in another way than by `train`.
+      TypeError: `backbone` is no linen module, sizes that are no integers, `loss` is no function of
+        logits and batch, or `metrics` no mapping.
+      ValueError: numbers out of range, or a backbone that returns something else than [batch, width],
+        whose training mode is set in another way than by `train`, or that `train` does not reach through
+        `nn.remat` or `nn.jit`.
 
     >>> import jax.numpy as jnp
     >>> model = headed(nn.Dense(8), jnp.zeros((1, 4)), classes=3, width=2)
@@ -95,7 +96,7 @@ class Headed(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> LayerOutputs:
-        embedding = self.backbone(x, **part_arguments(self.backbone, train=train, mask=mask))
+        embedding = call_part("backbone", self.backbone, x, train=train, mask=mask)
         if self.width is not None:
             embedding = embedding.reshape(embedding.shape[0], -1)
             embedding = nn.Dense(self.width, name=EMBEDDING)(embedding)

@@ -13,7 +13,7 @@ from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
-from fedcodist.core.training_flag import check_part, part_arguments
+from fedcodist.core.training_flag import call_part, check_part
 
 PyTree = Any
 BACKBONE = "backbone"  # the name of its parameters within a multi-headed model's
@@ -64,9 +64,9 @@ def multi_headed(
         accuracy.
 
     Raises:
-      TypeError: sizes that are no integers, `loss` is no function of logits and batch, or `metrics` no
-        mapping.
-      ValueError: numbers out of range, or a backbone that returns something else.
+      TypeError: `backbone` is no linen module, sizes that are no integers, `loss` is no function of
+        logits and batch, or `metrics` no mapping.
+      ValueError: numbers out of range, or a backbone as `headed` refuses it.
     """
     check_part("backbone", backbone)
     network = MultiHeaded(backbone, classes, heads, projection)
@@ -141,7 +141,7 @@ class MultiHeaded(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
     ) -> HeadedOutputs:
-        embedding = self.backbone(x, **part_arguments(self.backbone, train=train, mask=mask))
+        embedding = call_part("backbone", self.backbone, x, train=train, mask=mask)
         if embedding.ndim != 2:
             raise ValueError(f"backbone must return [batch, width], got {embedding.shape}.")
         logits = nn.Dense(self.classes, name="main")(embedding)[:, None]

@@ -117,5 +117,20 @@ def test_an_unknown_layer_is_one_line():
         with_layers(MLP((7,)), IMAGES[:1], ["dense"])
 
 
+def test_a_layer_that_returns_no_array_is_one_line():
+    class Pair(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x), x
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Pair(name="pair")(x)[0]
+
+    with pytest.raises(ValueError, match=r"^layers must .*, 'pair' returns a tuple of 2\.$"):
+        with_layers(Network(), jnp.zeros((1, 4)), ["pair"])
+
+
 def test_plain_logits_show_nothing():
     assert as_layers(jnp.zeros((2, 3)))[1:] == ((), (), None)

@@ -549,6 +549,82 @@ def test_a_network_without_outputs_is_named(outputs):
         from_haiku(network, EXAMPLE, loss=lambda outputs, batch: batch["y"], metrics={})
 
 
+def test_outputs_that_the_default_loss_or_metric_cannot_read_are_named():
+    network = lambda x: (hk.Linear(3)(x), x)
+    loss = lambda outputs, batch: outputs[0][:, 0]
+    message = (
+        r"^loss cross_entropy needs logits \[batch, classes\], got a tuple of 2: .* give loss="
+    )
+    with pytest.raises(ValueError, match=message) as error:
+        from_haiku(network, EXAMPLE)
+    assert "\n" not in str(error.value)
+    # Metrics may be replaced later, so they are refused where they are computed.
+    own = from_haiku(network, EXAMPLE, loss=loss)
+    outputs = own.outputs(own.init(jax.random.key(0)), BATCHES)
+    message = r"^outputs must be logits .*, got a tuple of 2: .* give metrics="
+    with pytest.raises(ValueError, match=message) as error:
+        own.metrics["accuracy"](outputs, BATCHES)
+    assert "\n" not in str(error.value)
+
+
+class Sows(nn.Module):
+    collection: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(CLASSES)(x)
+        self.sow(self.collection, "mean", jnp.mean(x))
+        return x
+
+
+class Kept(nnx.Variable):
+    pass
+
+
+class NNXSows(nnx.Linear):
+    def __init__(self, kind, rngs):
+        super().__init__(FEATURES, CLASSES, rngs=rngs)
+        self.kind = kind
+
+    def __call__(self, x):
+        x = super().__call__(x)
+        self.sow(self.kind, "mean", jnp.mean(x))
+        return x
+
+
+SOWS = {
+    "linen": (lambda: from_flax_linen(Sows("intermediates"), EXAMPLE), None),
+    "linen, own": (
+        lambda: from_flax_linen(Sows("losses"), EXAMPLE),
+        "^module must not add to its mutable state .* adds 'losses/mean/1'. .* 'intermediates'",
+    ),
+    "nnx": (lambda: from_flax_nnx(lambda rngs: NNXSows(nnx.Intermediate, rngs), EXAMPLE), None),
+    "nnx, own": (
+        lambda: from_flax_nnx(lambda rngs: NNXSows(Kept, rngs), EXAMPLE),
+        "^create must not add to its mutable state .* adds 'mean/0'. .* nnx.Intermediate",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SOWS)
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_sown_values_are_no_state(case):
+    make, refusal = SOWS[case]
+
+    def before_and_after():
+        network = make()
+        variables = network.init(jax.random.key(0))
+        train = lambda: network.apply(variables, BATCHES, train=True, key=jax.random.key(1))
+        return variables.mutable, jax.eval_shape(train)[1]
+
+    if refusal is None:
+        assert before_and_after() == ({}, {})
+        return
+    with pytest.raises(ValueError, match=refusal) as error:
+        before_and_after()
+    assert "\n" not in str(error.value)
+
+
 def test_logits_among_other_outputs_tell_the_number_of_classes():
     network = lambda x: {"embedding": x, "logits": hk.Linear(3)(x), "scale": jnp.float32(1)}
     loss = lambda outputs, batch: outputs["logits"][:, 0]

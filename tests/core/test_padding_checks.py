@@ -84,16 +84,39 @@ def experiment_of(model, offsets, batch_size=4, streamed=False, method=fed_avg):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_statistics_that_would_count_padding_are_refused(network):
     model, streamed = NETWORKS[network](), network == "nnx"
-    with pytest.raises(ValueError, match=r"client 1 has 3 examples.*batch_size=4.*`mask`") as error:
+    with pytest.raises(
+        ValueError, match=r"client 1 has 3 .*batch_size=4.*`mask\[:, None\] > 0`"
+    ) as error:
         check_experiment(experiment_of(model, [0, 4, 7], streamed=streamed))
     assert "\n" not in str(error.value)
     # Here is no padding.
     check_experiment(experiment_of(model, [0, 4, 8], streamed=streamed))
 
 
-def test_networks_that_leave_padding_out_are_taken():
-    model = from_flax_linen(BatchNormMLP((3,), 2), EXAMPLE)
-    check_experiment(experiment_of(model, [0, 4, 7]))
+class Masked(nn.Module):
+    """Flax's normalisation with the mask as the refusal says."""
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        mask = None if mask is None else mask[:, None] > 0
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train)(x, mask=mask))
+
+
+class MaskedNNX(PlainNNX):
+    def __call__(self, x, mask=None):
+        return self.last(self.norm(x, mask=None if mask is None else mask[:, None] > 0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: from_flax_linen(BatchNormMLP((3,), 2), EXAMPLE), id="our layer"),
+        pytest.param(lambda: from_flax_linen(Masked(), EXAMPLE), id="linen"),
+        pytest.param(lambda: from_flax_nnx(MaskedNNX, EXAMPLE), id="nnx"),
+    ],
+)
+def test_networks_that_leave_padding_out_are_taken(make):
+    check_experiment(experiment_of(make(), [0, 4, 7]))
 
 
 def test_a_clean_run_does_not_warn():

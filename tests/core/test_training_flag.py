@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.models.exits import Exits, with_exits
+from fedcodist.models.headed import headed
 from fedcodist.models.multi_headed import multi_headed
 from fedcodist.models.normalization import BatchNorm
 
@@ -235,6 +237,60 @@ def test_a_module_under_remat_is_the_module(case):
     )
     program = jax.make_jaxpr(lambda v: model.apply(v, BATCH, train=True, key=jax.random.key(1)))
     assert "remat" in str(program(variables)) or "checkpoint" in str(program(variables))
+
+
+class TwoOutputs(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x), x
+
+
+OF_PARTS = {
+    "headed": ("backbone", lambda part: headed(part, EXAMPLE, 3)),
+    "headed, width": ("backbone", lambda part: headed(part, EXAMPLE, 3, width=2)),
+    "multi_headed": ("backbone", lambda part: multi_headed(part, EXAMPLE, 3)),
+    "with_exits": (
+        r"module\.blocks\[1\]",
+        lambda part: with_exits(Exits([nn.Dense(4), part], 3), EXAMPLE),
+    ),
+}
+REFUSED_PARTS = {
+    "remat": (nn.remat(ByPlace)(), r"must be without `nn.remat` .* does not reach \w+ByPlace"),
+    "remat, static": (nn.remat(ByPlace, static_argnums=(2,))(), "must be without `nn.remat`"),
+    "jit, static": (nn.jit(ByPlace, static_argnums=(2,))(), "must be without `nn.remat`"),
+    "two outputs": (TwoOutputs(), r"must return an array \[batch, ...\], got a tuple of 2"),
+    "class": (nn.Dense, r"must be a flax.linen.Module, such as Dense\(...\), got the class"),
+    "function": (lambda x: x, "must be a flax.linen.Module, got <function"),
+    "nnx": (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), "must be a flax.linen.Module, got Linear"),
+}
+
+
+@pytest.mark.parametrize("network", OF_PARTS)
+@pytest.mark.parametrize("case", REFUSED_PARTS)
+def test_a_part_that_cannot_be_called_is_refused_in_one_line(case, network):
+    (name, make), (part, says) = OF_PARTS[network], REFUSED_PARTS[case]
+    with pytest.raises((TypeError, ValueError), match=f"^{name} {says}") as error:
+        make(part)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("network", OF_PARTS)
+def test_parts_that_flax_transformed_are_taken_if_they_hear_of_training(network):
+    make = OF_PARTS[network][1]
+    make(nn.jit(Told, static_argnames=("train",))())
+    make(nn.remat(nn.Dense)(5))
+
+
+def test_the_error_of_a_part_itself_is_not_hidden():
+    class Fails(Told):
+        @nn.compact
+        def __call__(self, x, train=False):
+            raise RuntimeError("of the part")
+
+    with pytest.raises(RuntimeError, match=r"^of the part"):
+        headed(Fails(), EXAMPLE, 3)
+    with pytest.raises(ValueError, match=r"\(of the part\)"):
+        headed(nn.remat(Fails)(), EXAMPLE, 3)
 
 
 def test_a_module_that_nobody_can_call_is_refused():

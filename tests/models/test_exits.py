@@ -75,6 +75,14 @@ def test_bad_input_is_one_line(options, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_network_without_exits_is_named():
+    with pytest.raises(
+        TypeError, match=r"^module must be Exits of blocks, .*, got Dense\("
+    ) as error:
+        with_exits(nn.Dense(5), jnp.zeros((1, 4)))
+    assert "\n" not in str(error.value)
+
+
 def test_a_part_whose_dropout_would_never_be_on_is_refused():
     with pytest.raises(ValueError, match=rf"^module\.blocks\[0\] {REFUSAL}"):
         with_exits(Exits([NeverInTraining()], 3), jnp.zeros((1, 4)))
