@@ -1,7 +1,7 @@
 r"""Ablation: the direction of the Kullback-Leibler divergence between student and target.
 
 The codistillation paper names the divergence, but not its direction. A run is "method,direction". With
-PeriodicCodist no difference was found at full length, with one seed (docs/results/codistillation.md).
+neither method a difference was found at full length, with one seed (docs/results/codistillation.md).
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_kl_direction.py \
         --workdir runs/cifar100_kl_direction --config.seeds=3
