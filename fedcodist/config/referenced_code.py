@@ -28,7 +28,7 @@ def described_references(config: ConfigDict) -> dict[str, Any]:
     run's identity: after an edit of the code the run is another one.
     """
     code = {
-        setting: described(reference, value_at(setting, reference))
+        setting: described(reference, _code_at(setting, reference))
         for setting, reference in _values(config)
         if is_reference(reference) and _OF_RESULTS.fullmatch(setting)
     }
@@ -37,6 +37,12 @@ def described_references(config: ConfigDict) -> dict[str, Any]:
         for setting, entry in _entries(config)
         if setting not in code and not function_of(entry).__module__.startswith("fedcodist.")
     }
+
+
+def _code_at(setting: str, reference: str) -> Any:
+    """What a reference names; of a method's Entry its function, which the entry may name as text."""
+    value = value_at(setting, reference)
+    return function_of(value) if isinstance(value, Entry) else value
 
 
 def _entries(config: ConfigDict) -> Iterator[tuple[str, Entry]]:

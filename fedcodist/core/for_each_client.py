@@ -215,7 +215,8 @@ def _run_slots(
     arguments = (data.start, sizes, indices, client_keys, slot_client_states, real)
     if len(slots) == 1:
         prepared, result = one_client(*jax.tree.map(lambda leaf: leaf[0], arguments))
-        return prepared, jax.tree.map(lambda leaf: leaf[None], result)
+        # A method may return Python's numbers, which vmap takes too.
+        return prepared, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
     prepared, result = jax.vmap(one_client)(*arguments)
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), prepared), result
 

@@ -138,8 +138,8 @@ def _as_result(result: Any) -> Any:
         raise Promised(f"must return metrics by name, a dictionary, got {kind_of(result.metrics)}.")
     metrics = {f"metrics[{name!r}]": value for name, value in result.metrics.items()}
     for name, value in {"weight": result.weight, **metrics}.items():
-        if value is None or isinstance(value, str):
-            raise Promised(f"must return a number as {name}, got {value!r}.")
+        if value is None or isinstance(value, str | Mapping):
+            raise Promised(f"must return a number as {name}, got {value!r:.80}.")
     return result
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, mask_of_round
+from fedcodist.core.checks import shown
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort
 from fedcodist.core.method import FederatedMethod, message_to_reduce
@@ -25,7 +26,7 @@ class FedJAXAlgorithm(NamedTuple):
     """
 
     init: Callable[[jax.Array], PyTree]
-    apply: Callable[..., tuple[PyTree, dict[str, dict[str, float]]]]
+    apply: Callable[..., tuple[PyTree, dict[str, dict[str, Any]]]]
 
 
 def as_fedjax(
@@ -37,10 +38,10 @@ def as_fedjax(
     """Gives a method FedJAX's interface, a call per round, for debugging and for old notebooks.
 
     `apply(server_state, clients, round=None)` takes a sequence of (client_id, columns, key) and returns
-    (server_state, diagnostics), where diagnostics[client_id] are that client's metrics. By default
-    clients run eagerly, so prints and debuggers work inside `client_update`. Schedules and what the
-    server draws depend on `round`, which is 0 where not given. A private method and a secure sum need
-    it, since the same noise or masks in two rounds would protect neither.
+    (server_state, diagnostics), where diagnostics[client_id] are that client's metrics, numbers or lists
+    of numbers. By default clients run eagerly, so prints and debuggers work inside `client_update`.
+    Schedules and what the server draws depend on `round`, which is 0 where not given. A private method
+    and a secure sum need it, since the same noise or masks in two rounds would protect neither.
 
     Args:
       method: one without client states, since FedJAX's clients keep nothing between rounds.
@@ -50,7 +51,8 @@ def as_fedjax(
 
     Raises:
       ValueError: names the method if its clients keep states, such as SCAFFOLD's variates. In `apply`,
-        if there are no clients, or if `round` must be given.
+        if there are no clients, if two have one id, if a client's columns do not fit each other or those
+        of the first client, or if `round` must be given.
     """
     if jax.tree.leaves(method.init_client_state()):
         raise ValueError(
@@ -64,7 +66,7 @@ def as_fedjax(
         server_state: PyTree,
         clients: Sequence[tuple[Any, Mapping[str, np.ndarray], jax.Array]],
         round: int | None = None,
-    ) -> tuple[PyTree, dict[str, dict[str, float]]]:
+    ) -> tuple[PyTree, dict[str, dict[str, Any]]]:
         if not clients:
             raise ValueError("clients must hold at least one (client_id, columns, key), got none.")
         if round is None and needs_round:
@@ -73,7 +75,8 @@ def as_fedjax(
                 "differ from round to round."
             )
         round = 0 if round is None else round
-        ids, datasets, client_keys = zip(*clients, strict=True)
+        ids, datasets, client_keys = zip(*map(_checked_client, clients), strict=True)
+        _check_alike(ids, datasets)
         sizes = np.array([len(next(iter(columns.values()))) for columns in datasets], np.int32)
         names = datasets[0].keys()
         cohort = Cohort(
@@ -112,9 +115,36 @@ def as_fedjax(
         )
         server_state = method.server_update(server_state, aggregate, jnp.asarray(round), hyper)
         diagnostics = {
-            name: {metric: float(values[i]) for metric, values in result.metrics.items()}
+            name: {metric: np.asarray(v[i]).tolist() for metric, v in result.metrics.items()}
             for i, name in enumerate(ids)
         }
         return server_state, diagnostics
 
     return FedJAXAlgorithm(method.init, apply)
+
+
+def _checked_client(client: Any) -> tuple[Any, Mapping[str, np.ndarray], jax.Array]:
+    """Checks that a client is (client_id, columns, key), with columns of one length."""
+    if not (isinstance(client, tuple | list) and len(client) == 3):
+        raise ValueError(f"clients must hold (client_id, columns, key), got {shown(client)}.")
+    name, columns, key = client
+    if not isinstance(columns, Mapping) or not columns:
+        raise ValueError(
+            f"client {name!r} must have columns by name, at least one, got {shown(columns)}."
+        )
+    lengths = {column: len(values) for column, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"client {name!r} must have columns of one length, got {lengths}.")
+    return name, columns, key
+
+
+def _check_alike(ids: Sequence[Any], datasets: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Checks that no id occurs twice, and that all clients have the first client's columns."""
+    for place, (name, columns) in enumerate(zip(ids, datasets, strict=True)):
+        if name in ids[:place]:
+            raise ValueError(f"clients must have different ids, got {name!r} twice.")
+        if columns.keys() != datasets[0].keys():
+            raise ValueError(
+                f"client {name!r} must have the columns of client {ids[0]!r}, {sorted(datasets[0])}, "
+                f"got {sorted(columns)}."
+            )

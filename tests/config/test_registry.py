@@ -173,6 +173,19 @@ def test_a_method_cannot_read_what_no_run_has():
     assert "mine" not in ENTRIES
 
 
+def test_an_edited_method_that_is_named_by_its_entry_is_another_runs(outside, tmp_path):
+    """Also if the entry names its function as text."""
+    entry = f'\nENTRY = Entry("named", "Named", POOLS, "{outside}:shouting")\n'
+    path, codes = tmp_path / "outside_methods.py", []
+    for text in (MODULE, MODULE, MODULE.replace('" ".join', '"-".join')):
+        path.write_text(text + entry)
+        importlib.invalidate_caches()
+        sys.modules.pop(outside, None)
+        ENTRIES.pop("shouting", None), ENTRIES.pop("slower", None)
+        codes.append(described_references(config_of(outside, f"{outside}:ENTRY", times=2)))
+    assert codes[0] == codes[1] != codes[2]
+
+
 @pytest.mark.parametrize(
     ("line", "edited"),
     [

@@ -603,13 +603,17 @@ def test_an_unknown_execution_is_refused(execution, message):
 
 @pytest.mark.parametrize(("loop", "chunk"), [("scan", 1), ("vmap", 3)])
 def test_a_client_update_is_traced_once(loop, chunk):
-    """Tracing a client's training is most of what a start takes that finds its programs compiled."""
+    """Tracing a client's training is most of what a start takes that finds its programs compiled.
+
+    Of its results some may be Python's numbers.
+    """
     traced = []
 
     def update(message, client_state, data, key):
         traced.append(1)
         weight = data.size.astype(jnp.float32)
-        return ClientResult(message, {}, weight, client_state, {"num_steps": data.size})
+        metrics = {"num_steps": data.size, "half": 0.5}
+        return ClientResult(message, {}, weight, client_state, metrics)
 
     @jax.jit
     def run(message):
@@ -618,7 +622,9 @@ def test_a_client_update_is_traced_once(loop, chunk):
         execution = Execution(loop, chunk)
         return for_each_client(update, prepare, message, None, cohort, jax.random.key(0), execution)
 
-    assert float(run(jnp.float32(2)).total) == 2 * sum(SIZES[client] for client in [0, 3, 5, 7])
+    result = run(jnp.float32(2))
+    assert float(result.total) == 2 * sum(SIZES[client] for client in [0, 3, 5, 7])
+    assert result.metrics["half"].tolist() == [0.5] * 4
     assert len(traced) == 1
 
 

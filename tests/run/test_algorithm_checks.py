@@ -397,6 +397,18 @@ def test_the_round_is_traced_once_for_the_check_and_for_training(monkeypatch):
     assert len(traces) == 1
 
 
+def test_a_reduction_does_not_replace_what_the_library_measures():
+    method, reduce = make_method(), make_method().reduce
+
+    def finalize(*arguments):
+        return reduce.finalize(*arguments)._replace(metrics={"client_loss": jnp.ones(())})
+
+    method = method._replace(reduce=reduce._replace(finalize=finalize))
+    algorithm = independent_pools({"main": Pool(method, np.arange(3), 2)}, DATA.columns)
+    with pytest.raises(ValueError, match=r"reduce must not have 'client_loss' among its Aggregate"):
+        check_experiment(experiment_of(algorithm))
+
+
 def two_results(message, row, data, key, hyper):
     return message.params, message.mutable
 
@@ -439,6 +451,10 @@ WRONG_METHODS = {
     "a metric that is text": (
         of_client(metrics={"num_steps": 1, "loss": "low"}),
         r"client_update must return a number as metrics\['loss'\], got 'low'",
+    ),
+    "a metric that is a dictionary": (
+        of_client(metrics={"num_steps": 1, "loss": {"first": 1.0}}),
+        r"client_update must return a number as metrics\['loss'\], got \{'first': 1.0\}",
     ),
     "no weight": (
         of_client(weight=None),

@@ -11,6 +11,7 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
+from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Variables, from_flax_linen
@@ -150,6 +151,47 @@ def test_clients_who_keep_something_are_refused():
 def test_apply_needs_clients():
     with pytest.raises(ValueError, match="clients must hold at least one"):
         as_fedjax(METHOD).apply(_initial_server(), [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"label": np.zeros(8, np.int32)},
+            r"client 'bob' must have columns of one length, got .*8",
+        ),
+        (
+            {"other": np.zeros(9)},
+            r"client 'bob' must have the columns of client 'ann', \['image', 'lab",
+        ),
+        ({}, r"clients must have different ids, got 'bob' twice"),
+    ],
+    ids=["lengths", "columns", "ids"],
+)
+def test_clients_that_do_not_fit_are_refused_by_name(change, message):
+    """Labels of another length were those of the next client's examples."""
+    ann, (name, columns, key), _ = _named_clients()
+    clients = [ann, (name, columns | change, key), (name, columns, key)]
+    with pytest.raises(ValueError, match=message):
+        as_fedjax(METHOD).apply(_initial_server(), clients)
+
+
+def test_clients_without_a_key_are_refused():
+    with pytest.raises(ValueError, match=r"clients must hold \(client_id, columns, key\), got "):
+        as_fedjax(METHOD).apply(_initial_server(), [client[:2] for client in _named_clients()])
+
+
+def test_diagnostics_may_be_vectors():
+    def update(message, client_state, data, key, hyper):
+        zeros = jax.tree.map(jnp.zeros_like, message.params)
+        metrics = {"num_steps": 1, "sizes": jnp.ones(2) * data.size}
+        return ClientResult(zeros, message.mutable, 1.0, client_state, metrics)
+
+    algorithm = as_fedjax(METHOD._replace(client_update=update))
+    _, diagnostics = algorithm.apply(_initial_server(), _named_clients()[:2])
+    assert diagnostics == {
+        name: {"num_steps": 1, "sizes": [size, size]} for name, size in (("ann", 4), ("bob", 9))
+    }
 
 
 def test_every_round_has_noise_of_its_own():

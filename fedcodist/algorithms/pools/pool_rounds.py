@@ -169,6 +169,11 @@ def train_pool(
     is_finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in (norm, *sent)])
     metrics = {"pseudo_gradient_norm": norm, "finite": is_finite}
     metrics |= {f"client_{name}": mean(values) for name, values in result.metrics.items()}
+    if taken := metrics.keys() & aggregate.metrics.keys():
+        raise ValueError(
+            f"method.reduce must not have {min(taken)!r} among its Aggregate.metrics, since the library "
+            "measures it."
+        )
     metrics |= aggregate.metrics
     return TrainedPool(aggregate, new_states, metrics, models, result.results)
 
