@@ -41,8 +41,8 @@ class Aggregate(NamedTuple):
       weight: scalar, the sum of the clients' weights.
       extra: the sum of the clients' `extra`, or None.
       metrics: name -> scalar, what the reduction measures of a round, such as how many clients dropped
-        out. A pool reports them beside the means of its clients' metrics, `client_<name>`, and in place
-        of one with the same name. In a method of parties every party reports them.
+        out. A pool reports them beside the means of its clients' metrics, `client_<name>`, and they must
+        have other names. In a method of parties every party reports them.
     """
 
     pseudo_gradient: PyTree

@@ -109,12 +109,14 @@ def secure_sum(
         message: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree
     ) -> ClientResult:
         result = method.client_update(message, client_state, data, key, hyper)
-        prepared = jax.eval_shape(reduce.prepare, result, key)
         down = result.metrics.get("bytes_down", tree_bytes(message))
-        metrics = {
-            "bytes_up": jnp.int32(bytes_up(prepared, num_clients, bits)),
-            "bytes_down": jnp.int32(down + agreement.down),
-        }
+        metrics = {**result.metrics, "bytes_down": jnp.int32(down + agreement.down)}
+        if dropout:
+            # The upload depends on who is left, so the reduction measures it.
+            metrics.pop("bytes_up", None)
+        else:
+            prepared = jax.eval_shape(reduce.prepare, result, key)
+            metrics["bytes_up"] = jnp.int32(bytes_up(prepared, num_clients, bits))
         if method.privacy is None or method.privacy.tells_metrics:
             is_clipped = exceeds(result, value_range, max_weight)
             metrics["clipped_share"] = is_clipped.astype(jnp.float32)
@@ -122,7 +124,7 @@ def secure_sum(
             sent = bounded(result, value_range, max_weight).extra
             after = method.after_sending(result.client_state, result.extra, sent)
             result = result._replace(client_state=after)
-        return result._replace(metrics=result.metrics | metrics)
+        return result._replace(metrics=metrics)
 
     def fine_tune(
         server: PyTree, client_state: PyTree, data: ClientData, key: jax.Array, hyper: PyTree

@@ -15,6 +15,8 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.compression.compressed import compressed
+from fedcodist.compression.top_k import top_k
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, mask_of_round, weighted_mean
 from fedcodist.core.for_each_client import Execution, for_each_client
@@ -34,7 +36,7 @@ from fedcodist.privacy.secure_sum_dropouts import (
 )
 from fedcodist.privacy.secure_sum_protocol import DropOuts, secure_sum_protocol
 from fedcodist.privacy.secure_sum_reduce import fixed_point_reduce, resolution, sum_of_masks
-from fedcodist.run.experiment import Experiment, run_experiment
+from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -258,13 +260,16 @@ secure = functools.partial(secure_sum, num_clients=COHORT, value_range=3.0, max_
 NEARLY_ALL = 1 - 1e-6  # drop out
 
 
-def run(method, rounds=ROUNDS):
+def experiment_of(method, rounds=ROUNDS):
     pool = Pool(method, np.arange(len(SIZES)), COHORT)
     algorithm = independent_pools({"pool": pool}, federated().columns)
-    experiment = Experiment(
+    return Experiment(
         algorithm, resident_data(federated(), {}), {"train": federated()}, rounds, evaluate_every=1
     )
-    return run_experiment(experiment, show_progress=False)
+
+
+def run(method, rounds=ROUNDS):
+    return run_experiment(experiment_of(method, rounds), show_progress=False)
 
 
 def weights(outcome):
@@ -283,6 +288,13 @@ def with_dropouts():
 @functools.cache
 def without():
     return run(secure(averaging), rounds=6)
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_the_reduction_alone_measures_uploads(is_compressed):
+    """A pool refuses two measurements of one name. The check only traces a round."""
+    method = compressed(averaging, ROUNDS, uplink=top_k(0.5)) if is_compressed else averaging
+    check_experiment(experiment_of(secure(method, dropout=0.2)))
 
 
 def test_a_run_reports_who_dropped_out_and_their_bytes():
