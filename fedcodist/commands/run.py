@@ -188,7 +188,7 @@ def _run(workdir: Path) -> int:
         return command_line.refuse(error)
     if is_first:
         try:
-            models = single_models(experiment.algorithm.predictors, outcome.variables)
+            models = single_models(experiment.algorithm, outcome.variables)
             save_models(workdir, outcome.variables, models, config.seed)
             if outcome.kept is not None:
                 save_models(workdir / "kept", outcome.kept.variables, models, config.seed)

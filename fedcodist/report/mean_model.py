@@ -47,7 +47,7 @@ def panel_title(model: str) -> str:
 
 def _averaged(run: Run, trained: set[str], name: str) -> Run:
     """The run whose trained models are replaced by one of this name, their mean."""
-    # Lines of training stay, since parties do not exchange as many bytes as one another.
+    # Lines of training stay: they have the bytes of each party, which may differ.
     records = {
         series: lines
         for series, lines in run.records.items()

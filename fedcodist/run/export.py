@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.checks import shown
-from fedcodist.core.method import Predictor
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables
 from fedcodist.core.tensor_files import load_tensors, save_tensors
 
@@ -72,18 +72,16 @@ def save_models(
             save_model(path, jax.tree.map(lambda leaf, i=index: leaf[i], of_all_seeds))
 
 
-def single_models(
-    predictors: Mapping[str, Predictor], variables: Mapping[str, Variables]
-) -> list[str]:
-    """Names of the models that are one network each, in the order of `variables`: no ensembles.
+def single_models(algorithm: FederatedAlgorithm, variables: Mapping[str, Variables]) -> list[str]:
+    """Names of the models that are no ensembles, in the order of `variables`.
 
     Args:
-      predictors: of the algorithm.
+      algorithm: that trained them.
       variables: model -> Variables, leaves [seeds, ...].
     """
     predictor_of = {
         name: predictor
-        for group, predictor in predictors.items()
+        for group, predictor in algorithm.predictors.items()
         for name in predictor.members or (group,)
     }
 
@@ -93,7 +91,8 @@ def single_models(
         shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(variables[name])]
         return shapes == [leaf.shape for leaf in jax.tree.leaves(network)]
 
-    return [name for name in variables if is_single(name)]
+    # A client's model may have more parts than its network, such as FedMRL's.
+    return [name for name in variables if name in algorithm.communication or is_single(name)]
 
 
 def load_model(path: str | os.PathLike[str]) -> Variables:

@@ -77,7 +77,8 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
     models = {"main": Variables({"w": weights}, {}), "ensemble": ensemble}
     one = types.SimpleNamespace(init=lambda key: Variables({"w": jnp.zeros(3)}, {}))
     predictors = {name: Predictor(one, None, None) for name in models}
-    save_models(tmp_path, models, single_models(predictors, models), first_seed=3)
+    algorithm = types.SimpleNamespace(predictors=predictors, communication={"main": None})
+    save_models(tmp_path, models, single_models(algorithm, models), first_seed=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "main_seed3.safetensors",
         "main_seed4.safetensors",
@@ -87,15 +88,20 @@ def test_models_are_saved_seed_by_seed_and_ensembles_are_not(tmp_path):
 
 
 def test_models_of_servers_and_members_are_single():
-    """Such as FedRolex's whole network and parties of one architecture, of whom nobody is a pool."""
+    """Such as FedRolex's whole network, and FedMRL's parties, which have more than their network."""
     of = lambda size: types.SimpleNamespace(init=lambda key: Variables({"w": jnp.zeros(size)}, {}))
     predictors = {
         "whole": Predictor(of(4), None, None),
         "parties": Predictor(of(3), None, None, members=("a", "b")),
+        "joint": Predictor(of(3), None, None, members=("c",)),
     }
+    algorithm = types.SimpleNamespace(
+        predictors=predictors, communication=dict.fromkeys(("a", "b", "c"))
+    )
     seeds = lambda *shape: Variables({"w": np.zeros((2, *shape))}, {})
-    variables = {"whole": seeds(4), "a": seeds(3), "b": seeds(3)}
-    assert single_models(predictors, variables) == ["whole", "a", "b"]
+    joint = Variables({"own": np.zeros((2, 3)), "shared": np.zeros((2, 5))}, {})
+    variables = {"whole": seeds(4), "a": seeds(3), "b": seeds(3), "c": joint}
+    assert single_models(algorithm, variables) == ["whole", "a", "b", "c"]
 
 
 def test_the_newest_checkpoint_is_a_phases_before_the_first_round(tmp_path):

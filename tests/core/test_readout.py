@@ -226,7 +226,6 @@ def test_samples_estimate_the_sum_over_all_classes():
     assert np.all(np.abs(jnp.mean(estimates, axis=0) - others) < 5 * deviation)
 
 
-@pytest.mark.slow
 def test_many_samples_approach_the_softmax():
     """So does the gradient: a frequent class, of which many samples are expected, learns no faster."""
     outputs, labels, cotangents = made_up(1, (6, 5), classes=20, padded=0.0)
