@@ -138,7 +138,7 @@ def _as_result(result: Any) -> Any:
         raise Promised(f"must return metrics by name, a dictionary, got {kind_of(result.metrics)}.")
     metrics = {f"metrics[{name!r}]": value for name, value in result.metrics.items()}
     for name, value in {"weight": result.weight, **metrics}.items():
-        if value is None or isinstance(value, str | Mapping):
+        if isinstance(value, str) or not jax.tree_util.all_leaves([value]):
             raise Promised(f"must return a number as {name}, got {value!r:.80}.")
     return result
 
@@ -146,6 +146,9 @@ def _as_result(result: Any) -> Any:
 def _as_aggregate(aggregate: Any) -> Any:
     if any(not hasattr(aggregate, name) for name in Aggregate._fields):
         raise Promised(f".finalize must return an Aggregate, got {kind_of(aggregate)}.")
+    if not isinstance(aggregate.metrics, Mapping):
+        metrics = kind_of(aggregate.metrics)
+        raise Promised(f".finalize must return metrics by name, a dictionary, got {metrics}.")
     return aggregate
 
 

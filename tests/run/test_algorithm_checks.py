@@ -397,13 +397,18 @@ def test_the_round_is_traced_once_for_the_check_and_for_training(monkeypatch):
     assert len(traces) == 1
 
 
-def test_a_reduction_does_not_replace_what_the_library_measures():
-    method, reduce = make_method(), make_method().reduce
+def of_reduce(**changes):
+    """reduce with other fields of its Aggregate."""
+    reduce = make_method().reduce
 
     def finalize(*arguments):
-        return reduce.finalize(*arguments)._replace(metrics={"client_loss": jnp.ones(())})
+        return reduce.finalize(*arguments)._replace(**changes)
 
-    method = method._replace(reduce=reduce._replace(finalize=finalize))
+    return {"reduce": reduce._replace(finalize=finalize)}
+
+
+def test_a_reduction_does_not_replace_what_the_library_measures():
+    method = make_method()._replace(**of_reduce(metrics={"client_loss": jnp.ones(())}))
     algorithm = independent_pools({"main": Pool(method, np.arange(3), 2)}, DATA.columns)
     with pytest.raises(ValueError, match=r"reduce must not have 'client_loss' among its Aggregate"):
         check_experiment(experiment_of(algorithm))
@@ -456,6 +461,10 @@ WRONG_METHODS = {
         of_client(metrics={"num_steps": 1, "loss": {"first": 1.0}}),
         r"client_update must return a number as metrics\['loss'\], got \{'first': 1.0\}",
     ),
+    "a metric that is a list": (
+        of_client(metrics={"num_steps": 1, "loss": [1.0, 2.0]}),
+        r"client_update must return a number as metrics\['loss'\], got \[1.0, 2.0\]",
+    ),
     "no weight": (
         of_client(weight=None),
         r"client_update must return a number as weight, got None",
@@ -492,6 +501,10 @@ WRONG_METHODS = {
     "no aggregate": (
         {"reduce": make_method().reduce._replace(finalize=lambda total, message, key: total)},
         r"method.reduce .finalize must return an Aggregate, got a tuple of 4",
+    ),
+    "an aggregate with a list of metrics": (
+        of_reduce(metrics=[1.0]),
+        r"reduce .finalize must return metrics by name, a dictionary, got list",
     ),
     "variables that are parameters": (
         {"variables": lambda server: server.params},
