@@ -23,6 +23,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.trial import TrialState
 
+    from fedcodist.core.method import FederatedAlgorithm
     from fedcodist.run.experiment import Experiment
     from fedcodist.run.programs import Programs
     from fedcodist.tuning.study import Plan, Worker
@@ -295,8 +297,9 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
     """The config's experiment, evaluated on held-out examples only, and a function of a trial's config.
 
     Returns:
-      (Experiment, hyper_of). `hyper_of` maps a trial's config to its algorithm's traced floats. The data
-      are loaded once for all trials.
+      (Experiment, hyper_of). `hyper_of` maps a trial's config to its algorithm's traced floats. It
+      raises ValueError if the trial would also start from another state. The data are loaded once for
+      all trials.
     """
     from fedcodist.config.algorithm import build_algorithm
     from fedcodist.config.config_errors import as_settings
@@ -330,12 +333,37 @@ def held_out_experiment(config: ConfigDict) -> "tuple[Experiment, HyperOf]":
                 f"{list(predictor.model.metrics)}."
             )
 
+    shared = _first_states(experiment.algorithm)
+
     def hyper_of(trial: ConfigDict) -> PyTree:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # shown once already
-            return build_algorithm(trial, data).hyper
+            algorithm = build_algorithm(trial, data)
+        if _first_states(algorithm) != shared:
+            raise ValueError(
+                "a tuned setting must only change floats of the method's hyper, got one that changes "
+                "what init or init_client_state makes, which all trials share."
+            )
+        return algorithm.hyper
 
     return experiment, hyper_of
+
+
+def _first_states(algorithm: "FederatedAlgorithm") -> tuple[str, Mapping[str, Any]]:
+    """What `init` and `init_client_state` make, as a traced program and its constants."""
+    import jax
+
+    from fedcodist.core import keys
+    from fedcodist.run.identity import described
+
+    def start(key: jax.Array) -> PyTree:
+        first = {pool: states.first for pool, states in algorithm.client_states.items()}
+        return algorithm.init(key), first
+
+    traced = jax.make_jaxpr(start)(keys.key_shape())
+    # Programs of functions with a derivative of their own have addresses of functions.
+    text = re.sub("0x[0-9a-f]+", "", str(traced.jaxpr))
+    return text, described("constants", traced.consts)
 
 
 def trial_space(config: ConfigDict, hyper_of: HyperOf) -> search_space.Space:

@@ -11,8 +11,10 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
@@ -26,7 +28,8 @@ from optuna.trial import TrialState
 
 import fedcodist.run.experiment
 import fedcodist.run.model_evaluation
-from fedcodist.config import command_line, networks
+from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.config import command_line, defaults, networks
 from fedcodist.config import data as reading
 from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
@@ -328,6 +331,57 @@ def test_dimensions_that_a_compiled_program_does_not_take(setting, low, high, pa
     with pytest.raises(ValueError) as caught:
         trial_space(config)
     assert all(part in str(caught.value) for part in parts)
+
+
+class FirstHyper(NamedTuple):
+    client_learning_rate: Any = 0.1
+    server_learning_rate: Any = 1.0
+    first: Any = 0.5
+    scale: Any = 1.0
+
+
+def keeps_a_number(model, training, hyper: FirstHyper = FirstHyper()):
+    """Its clients' first state depends on `first`; its `client_update` on `scale`."""
+    method = fed_avg(model, training)
+
+    def client_update(message, client_state, data, key, hyper):
+        result = method.client_update(message, None, data, key, hyper)
+        return result._replace(client_state=hyper.scale * client_state)
+
+    def init_client_state():
+        return jnp.asarray(hyper.first, jnp.float32)
+
+    return method._replace(
+        hyper=hyper, client_update=client_update, init_client_state=init_client_state
+    )
+
+
+def starts_from_a_number(model, training, hyper: FirstHyper = FirstHyper()):
+    """Its server's first state depends on `first`."""
+    method = fed_avg(model, training)
+
+    def init(key):
+        state = method.init(key)
+        return state._replace(params=jax.tree.map(lambda leaf: hyper.first * leaf, state.params))
+
+    return method._replace(hyper=hyper, init=init)
+
+
+@pytest.mark.parametrize("method", ["keeps_a_number", "starts_from_a_number"])
+def test_floats_that_init_reads_are_refused(method):
+    """Trials share what it makes, so that all would have the config's value."""
+    config = get_config("fed_avg")
+    with config.unlocked():
+        config.training = defaults.training(
+            method=f"{__name__}:{method}", **{method: dict(first=0.5, scale=1.0)}
+        )
+    scale = (f"training.{method}.scale", 0.5, 1.0, "linear")
+    assert list(trial_space(with_space(config, scale))) == [scale[0]]
+    first = (f"training.{method}.first", 0.1, 1.0, "log")
+    message = rf"^tuning\.space 'training\.{method}\.first': .* changes what init or init_client"
+    with pytest.raises(ValueError, match=message) as raised:
+        trial_space(with_space(config, first))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_space_that_is_no_list():
