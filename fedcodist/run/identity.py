@@ -61,6 +61,9 @@ _CHANGING = {
     *("remove", "discard", "sort", "reverse"),
 }
 _OPPOSITE = {"TRUE": "FALSE", "FALSE": "TRUE", "NONE": "NOT_NONE", "NOT_NONE": "NONE"}
+# How code sets, and how it reads, variables of a module and attributes.
+_OF_MODULES = (("STORE_GLOBAL", "DELETE_GLOBAL"), ("LOAD_GLOBAL", "LOAD_NAME"))
+_OF_ATTRIBUTES = (("STORE_ATTR", "DELETE_ATTR"), ("LOAD_ATTR", "LOAD_METHOD"))
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
 
 
@@ -258,7 +261,7 @@ class _Description:
     """A description, path -> JSON value, of a value, its closures and their contents.
 
     A value that occurs again is described by its first path. Objects that are not dataclasses are
-    described by their class and their public attributes.
+    described by their class, their public attributes, and the private ones that only `__init__` sets.
     """
 
     def __init__(self) -> None:
@@ -362,7 +365,12 @@ class _Description:
             names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
             parts = {name: getattr(value, name, None) for name in names}
         else:
-            parts = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[:1] != "_"}
+            constants = _set_once(type(value))
+            parts = {
+                name: part
+                for name, part in _attributes(value).items()
+                if name[:1] != "_" or (name in constants and _stays(part))
+            }
         self._parts(path, _name(type(value)), parts)
         if not _is_library(type(value)):
             self.add(f"{path}.class", type(value))
@@ -468,6 +476,38 @@ def _is_constant_of_class(name: str, attribute: Any) -> bool:
     return attribute is not None and _is_lasting(attribute)
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes that an object holds, also those in the slots of a user's class."""
+    slots = {
+        name: getattr(value, name)
+        for class_ in type(value).__mro__
+        if not _is_library(class_)
+        for name, slot in vars(class_).items()
+        if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name)
+    }
+    return slots | getattr(value, "__dict__", {})
+
+
+def _set_once(class_: type) -> set[str]:
+    """The attributes that `__init__` sets and no other method of a user's class sets or changes."""
+    first: set[str] = set()
+    later: set[str] = set()
+    for each in class_.__mro__:
+        for name, attribute in vars(each).items() if not _is_library(each) else ():
+            setter = attribute.fset if isinstance(attribute, property) else None
+            for function in (_function_of(attribute), setter):
+                if isinstance(function, types.FunctionType):
+                    written = _written(function.__code__, *_OF_ATTRIBUTES)
+                    (first if name == "__init__" else later).update(written)
+    return first - later
+
+
+def _stays(value: Any) -> bool:
+    """Whether a private attribute is a constant; lists, sets and mappings hold notes and caches."""
+    containers = (list, AbstractSet, Mapping, ConfigDict)
+    return not isinstance(value, containers) and _is_lasting(value)
+
+
 def _annotated_classes(function: types.FunctionType) -> dict[str, Any]:
     """A user's named tuples among the annotations; a config makes them with their defaults."""
     classes = {}
@@ -482,6 +522,7 @@ def _annotated_classes(function: types.FunctionType) -> dict[str, Any]:
 def _is_lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
     """Whether code may depend on a module's variable: a constant, function, class or module of Flax.
 
+    Other objects are none: nobody knows whether another module changes them during a run.
     Lists and mappings of such are constants too, unless the code changes them: see `_written`. Those
     that hold themselves are none; `inside` has the ids of those around a value.
     """
@@ -496,20 +537,32 @@ def _is_lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
     if of_dataclass is not None and not isinstance(value, type):
         return isinstance(value, nn.Module) or of_dataclass.frozen
     lasting = (types.FunctionType, functools.partial, type, np.ndarray, jax.Array)
-    return _plain(value) is not _NOT_PLAIN or isinstance(value, lasting)
+    if _plain(value) is not _NOT_PLAIN or isinstance(value, lasting):
+        return True
+    # Of a compiled function, or of one with cached results.
+    wrapped = getattr(value, "__wrapped__", None)
+    is_users = isinstance(wrapped, functools.partial) or not _is_library(wrapped)
+    return wrapped is not None and is_users and _is_lasting(wrapped, inside)
 
 
-def _written(code: types.CodeType) -> Iterator[str]:
-    """The module's variables that code sets or changes, such as a cache: state, and no constants."""
+def _written(
+    code: types.CodeType,
+    stores: tuple[str, ...] = _OF_MODULES[0],
+    loads: tuple[str, ...] = _OF_MODULES[1],
+) -> Iterator[str]:
+    """The module's variables that code sets or changes, such as a cache: state, and no constants.
+
+    With `_OF_ATTRIBUTES`, the names of attributes that it sets or changes, of any object.
+    """
     instructions = list(dis.get_instructions(code))
     for index, instruction in enumerate(instructions):
         name, before = instruction.opname, instructions[index - 1] if index else None
         if isinstance(instruction.argval, types.CodeType):
-            yield from _written(instruction.argval)
-        elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            yield from _written(instruction.argval, stores, loads)
+        elif name in stores:
             yield instruction.argval
         elif name in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _CHANGING:
-            if before is not None and before.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if before is not None and before.opname in loads:
                 yield before.argval
         elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
             depth, place = 0, index
@@ -518,7 +571,7 @@ def _written(code: types.CodeType) -> Iterator[str]:
                 step = instructions[place]
                 depth += dis.stack_effect(step.opcode, step.arg, jump=False)
             container = instructions[place - 1] if place else None
-            if container is not None and container.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if container is not None and container.opname in loads:
                 yield container.argval
 
 

@@ -13,6 +13,7 @@ HEAD = """
 import dataclasses, functools
 from typing import Any, NamedTuple
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 from ml_collections import ConfigDict
@@ -41,6 +42,30 @@ def f(x):
     CACHE[x] = x
     return SETTINGS["factor"] * x, SETTINGS["rates"], CONFIG.width, OPTIMIZER.update(x), DENSE(x)
 """
+FUNCTIONS = """
+@jax.jit
+def compiled(x): return {a} * x
+@functools.cache
+def table(x): return {b} * x
+PARTIAL = jax.jit(functools.partial(lambda by, x: by * x, {c}))
+def f(x): return compiled(x), table(3), PARTIAL(x)
+"""
+OBJECT = """
+class Base:
+    __slots__ = ("_first", "second")
+    def __init__(self, first, second): self._first, self.second = first, second
+class Scale(Base):
+    def __init__(self, first, second, by, mean, factor):
+        super().__init__(first, second)
+        self._by, self._mean, self._function = by, np.float32([mean]), jax.jit(lambda x: factor * x)
+        self._count, self._notes, self._cache, self._buffer = 0, [], {{}}, np.zeros(1)
+    def __call__(self, x):
+        self._count, self._buffer[0] = self._count + 1, x
+        self._notes.append(x)
+        self._cache[x] = self._function(self._first + self.second + self._by * x - self._mean)
+        return self._cache[x]
+OBJECT = Scale({a}, {b}, {c}, {d}, {e})
+"""
 CLASSES = """
 class Hyper(NamedTuple):
     rate: Any = {a}
@@ -60,6 +85,11 @@ EDITS = {
     },
     **{
         f"module: {value}": (GLOBALS, "f", dict(a=1.0, b=2.0, c=4, d=0.1, e=4), value)
+        for value in "abcde"
+    },
+    **{f"functions: {value}": (FUNCTIONS, "f", dict(a=1, b=2, c=3), value) for value in "abc"},
+    **{
+        f"object: {value}": (OBJECT, "OBJECT", dict(a=1, b=2, c=3, d=4, e=5), value)
         for value in "abcde"
     },
     **{f"class: {value}": (CLASSES, "f", dict(a=1.0, b=2, c=4, d=0), value) for value in "abcd"},
@@ -122,6 +152,12 @@ HELD["itself"] = HELD
 def f(x): return COUNTER.count, HELD["a"]
 """
     assert described_code(code.format(1, 1), "f") == described_code(code.format(2, 2), "f")
+
+
+def test_what_methods_change_of_an_object_is_no_constant():
+    values = dict(a=1, b=2, c=3, d=4, e=5)
+    code = OBJECT.format(**values)
+    assert described_code(code, "OBJECT") == described_code(f"{code}OBJECT(1.0)", "OBJECT")
 
 
 def test_what_code_changes_is_no_constant():
