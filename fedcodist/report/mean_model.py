@@ -41,8 +41,8 @@ def with_mean_model(collection: Collection) -> Collection:
 
 
 def panel_title(model: str) -> str:
-    """The title of the panel of a model, which may have a name that `with_mean_model` gives."""
-    return model if model.startswith(f"{_MEAN} ") else f"{model} model"
+    """The title of the panel of a model; names such as `global_model` say already what it is."""
+    return model if "model" in model else f"{model} model"
 
 
 def _averaged(run: Run, trained: set[str], name: str) -> Run:

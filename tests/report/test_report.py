@@ -635,6 +635,10 @@ def test_many_parties_are_one_panel_of_their_mean(tmp_path):
     assert labels[0] == pytest.approx(100 * of_mean.statistics[-1].mean) and math.isnan(labels[-1])
     (panel,) = plots._metric_plot(averaged).axes
     assert panel.get_title() == "mean of 100 models"
+    assert [mean_model.panel_title(name) for name in ("small", "global_model")] == [
+        "small model",
+        "global_model",
+    ]
     files = report.write_report(collection, tmp_path / "report")
     assert {path.name for path in files.plots} == {
         "accuracy.png",
