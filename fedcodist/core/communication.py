@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedcodist.core.method_checks import check_method
-from fedcodist.core.padding_checks import collected
+from fedcodist.core.padding_checks import collected_padding
 
 PyTree = Any
 
@@ -38,7 +38,7 @@ def communication_of(
     Raises:
       ValueError, TypeError: the method's functions do not fit together, see `check_method`.
     """
-    with collected():  # batch statistics are checked later, when clients' sizes are known
+    with collected_padding():  # batch statistics are checked later, when clients' sizes are known
         message, result = check_method(method, columns, has_server)
     return Communication(
         down=tree_bytes(message),

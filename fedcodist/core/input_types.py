@@ -6,8 +6,7 @@ network gets numbers that are hundreds of times as large as in training, and no 
 
 import contextlib
 import contextvars
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from fedcodist.core.model import Batch, Model
 # column -> the types in which networks got it
 InputTypes = dict[str, set[Any]]
 _noted: contextvars.ContextVar[InputTypes | None] = contextvars.ContextVar("noted", default=None)
-_OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 
 def note_inputs(model: Model, batch: Batch) -> None:
@@ -37,10 +35,3 @@ def noted_inputs() -> Iterator[InputTypes]:
         yield noted
     finally:
         _noted.reset(token)
-
-
-def types_of_round(round_: Callable[..., Any], noted: InputTypes) -> Mapping[str, set[Any]]:
-    """The types of an algorithm's round: those noted now, or when JAX first traced it."""
-    if noted:
-        _OF_ROUNDS[round_] = noted
-    return _OF_ROUNDS.get(round_, {})

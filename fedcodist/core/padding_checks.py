@@ -7,7 +7,6 @@ networks which examples are padding. Batch statistics of a network that ignores 
 import contextlib
 import contextvars
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ _HOW_TO_MEND = (
 )
 
 
-class Filled(NamedTuple):
+class PaddedBatches(NamedTuple):
     """Batches that may be padded, for a network whose batch statistics count padding.
 
     Attributes:
@@ -44,15 +43,14 @@ class Filled(NamedTuple):
     left_out: int = 0
 
 
-_collected: contextvars.ContextVar[list[Filled] | None] = contextvars.ContextVar(
+_collected: contextvars.ContextVar[list[PaddedBatches] | None] = contextvars.ContextVar(
     "collected", default=None
 )
 _clients: contextvars.ContextVar[Any] = contextvars.ContextVar("clients", default=None)
 _left_out: contextvars.ContextVar[int] = contextvars.ContextVar("left_out", default=0)
-_OF_ROUNDS: Any = weakref.WeakKeyDictionary()
 
 
-def of_clients(clients: Any) -> contextlib.AbstractContextManager[None]:
+def training_clients(clients: Any) -> contextlib.AbstractContextManager[None]:
     """Declares the clients whose training is traced inside: indices of a pool's or a group's clients."""
     return _declared(_clients, clients)
 
@@ -63,11 +61,11 @@ def leaving_out(count: int) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[Filled]]:
+def collected_padding() -> Iterator[list[PaddedBatches]]:
     """Collects the padded batches that are traced inside, in place of warnings."""
-    filled: list[Filled] = []
-    with _declared(_collected, filled):
-        yield filled
+    padded: list[PaddedBatches] = []
+    with _declared(_collected, padded):
+        yield padded
 
 
 @contextlib.contextmanager
@@ -77,13 +75,6 @@ def _declared(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Non
         yield
     finally:
         variable.reset(token)
-
-
-def of_round(round_: Callable[..., Any], filled: list[Filled]) -> list[Filled]:
-    """The padded batches of an algorithm's round: those collected now, or when JAX first traced it."""
-    if filled:
-        _OF_ROUNDS[round_] = filled
-    return _OF_ROUNDS.get(round_, [])
 
 
 def check_filled_batches(
@@ -111,19 +102,19 @@ def check_filled_batches(
         return
     if not isinstance(data.size, jax.core.Tracer):
         if int(data.size) % batch_size:
-            raise ValueError(counted(no_multiple(f"a client has {int(data.size)}", batch_size)))
+            why = not_a_multiple_text(f"A client has {int(data.size)}", batch_size)
+            raise ValueError(padding_message(why))
         return
     num_examples = len(next(iter(data.columns.values())))
-    filled = _collected.get()
-    if filled is not None:
-        filled.append(
-            Filled(_clients.get(), batch_size, data.capacity, num_examples, _left_out.get())
+    padded = _collected.get()
+    if padded is not None:
+        padded.append(
+            PaddedBatches(_clients.get(), batch_size, data.capacity, num_examples, _left_out.get())
         )
     else:
         # Python shows a warning of the same text and place only once.
-        warnings.warn(
-            counted(no_multiple("clients may have a number of", batch_size)), stacklevel=1
-        )
+        why = f"Clients may have a number of examples that is not a multiple of batch_size={batch_size}"
+        warnings.warn(padding_message(why), stacklevel=1)
 
 
 def check_dealt_batches(
@@ -150,7 +141,7 @@ def check_dealt_batches(
     if devices == 1 or not jax.tree.leaves(variables.mutable):
         return
     if batch_size % devices and counts_padding(apply, variables, batch):
-        raise ValueError(counted(f"{devices} devices share batches of {batch_size}"))
+        raise ValueError(padding_message(f"{devices} devices share batches of {batch_size}"))
     if not _uses_axis(apply, variables, batch, axis_name):
         warnings.warn(
             "network should use `axis_name`: its batch statistics are those of the part of a batch that "
@@ -181,20 +172,20 @@ def check_masked(
 ) -> None:
     """Raises ValueError, with the reason, if the network's batch statistics would count padding."""
     if jax.tree.leaves(variables.mutable) and counts_padding(apply, variables, batch):
-        raise ValueError(counted(why))
+        raise ValueError(padding_message(why))
 
 
-def counted(why: str) -> str:
-    """The message of the error and of the warning."""
+def padding_message(why: str) -> str:
+    """The message of the error and of the warning; `why` is a sentence without its full stop."""
     return (
-        "network must use `mask`, or what only fills up a batch counts in its batch statistics: "
+        "network must use `mask`: otherwise padding counts in its batch statistics. "
         f"{why}. {_HOW_TO_MEND}"
     )
 
 
-def no_multiple(who_has: str, batch_size: int) -> str:
-    """The part of the message about a number of examples that does not fill batches."""
-    return f"{who_has} examples, no multiple of batch_size={batch_size}"
+def not_a_multiple_text(who_has: str, batch_size: int) -> str:
+    """The sentence about a number of examples that does not fill batches."""
+    return f"{who_has} examples, which is not a multiple of batch_size={batch_size}"
 
 
 def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[str, Any]) -> bool:

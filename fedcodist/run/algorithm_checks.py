@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.input_types import noted_inputs, types_of_round
+from fedcodist.core.input_types import InputTypes, noted_inputs
 from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
     Promised,
@@ -20,14 +20,14 @@ from fedcodist.core.method_checks import (
     traced,
     without_value,
 )
-from fedcodist.core.padding_checks import Filled, collected, of_round
-from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.core.padding_checks import PaddedBatches, collected_padding
+from fedcodist.core.tracing import remembered_by_round, strongly_typed, traced_once
 from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 
 PyTree = Any
 
 
-def check_algorithm(algorithm: Any, data: Any) -> tuple[list[Filled], Mapping[str, set[Any]]]:
+def check_algorithm(algorithm: Any, data: Any) -> tuple[list[PaddedBatches], InputTypes]:
     """Checks by shape that an algorithm's functions fit together and fit the data.
 
     Args:
@@ -56,7 +56,7 @@ def check_algorithm(algorithm: Any, data: Any) -> tuple[list[Filled], Mapping[st
     hyper = hyper_shapes(algorithm.hyper)
     inputs = data.shapes(selection)
     arguments = (state, client_states, Round(integer, key, inputs), hyper)
-    with collected() as filled, noted_inputs() as input_types:
+    with collected_padding() as padded, noted_inputs() as input_types:
         new_state, new_client_states, metrics = _round(algorithm, selection, arguments)
     check_same("algorithm.round must return a state as algorithm.init makes it", state, new_state)
     check_same(
@@ -68,7 +68,10 @@ def check_algorithm(algorithm: Any, data: Any) -> tuple[list[Filled], Mapping[st
     for name, predictor in algorithm.predictors.items():
         where = f"algorithm.predictors[{name!r}].variables"
         check_variables(where, traced(where, predictor.variables, state))
-    return of_round(algorithm.round, filled), types_of_round(algorithm.round, input_types)
+    return (
+        remembered_by_round(algorithm.round, "padded batches", padded),
+        remembered_by_round(algorithm.round, "input types", input_types),
+    )
 
 
 def _check_no_keys(must: str, tree: PyTree) -> None:
@@ -118,7 +121,7 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
 
 
 def check_selected(algorithm: Any, rounds: int, seed: int) -> None:
-    """Checks the clients that a `select` of one's own names in the rounds of the first seed.
+    """Checks the clients that a user's `select` names in the rounds of the first seed.
 
     Raises:
       ValueError: names the pool and the round, if a client is not of the pool, or is named twice.
@@ -185,8 +188,8 @@ def _check_names(metrics: Mapping[Any, Any]) -> None:
             raise Promised(f"must name its metrics '<pool>/<metric>', got {name!r}.")
         if name.partition("/")[2] in WHAT_IS_MEASURED:
             raise Promised(
-                f"must not name a metric {name.partition('/')[2]!r}, which says what a line is of, got "
-                f"{name!r}."
+                f"must not name a metric {name.partition('/')[2]!r}, which metrics lines use as a key "
+                f"of their own, got {name!r}."
             )
         if isinstance(value, str | bytes) or (
             not hasattr(value, "dtype") and not np.isscalar(value)

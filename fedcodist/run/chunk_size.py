@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedcodist.core.client_states import HostClientStates, device_client_states
 from fedcodist.core.memory import available_bytes
-from fedcodist.core.padding_checks import collected
+from fedcodist.core.padding_checks import collected_padding
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.experiment import Experiment, experiment_programs
 from fedcodist.run.programs import all_devices, own_devices, place_inputs
@@ -115,7 +115,7 @@ def needed_bytes(experiment: Experiment) -> int | float:
       ValueError: names `chunk_size`, if the platform does not report memory.
     """
     try:
-        with collected():
+        with collected_padding():
             memory = _lowered(experiment).compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):

@@ -16,7 +16,7 @@ from fedcodist.core.checks import check_boolean, check_text, shown
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.method import FederatedAlgorithm, by_member
 from fedcodist.core.model import Variables
-from fedcodist.core.padding_checks import collected
+from fedcodist.core.padding_checks import collected_padding
 from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.privacy.accounting import PrivacyBudget
 from fedcodist.run.blocks import Trained, in_blocks
@@ -71,7 +71,7 @@ from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import ResidentData, StreamedData
 
 PyTree = Any
-_ROOM = 1000  # rounds between evaluations for whose metrics a program always has room
+_LEAST_METRICS_ROOM = 1000  # rounds; a program's buffer of metrics is never smaller
 
 
 class Experiment(NamedTuple):
@@ -211,10 +211,10 @@ def run_experiment(
     if workdir is not None:
         opened = RunFolder(workdir, writes=is_writer)
     # `check_experiment` has checked padding in batch statistics, so warnings of it are only collected.
-    with opened as folder, collected():
+    with opened as folder, collected_padding():
         identity = None
         if folder:
-            # Without `prepared`, only the experiment itself tells of code that a config refers to.
+            # Without `prepared`, only the experiment shows the code that a config refers to.
             is_described = config is not None and prepared is not None
             identity = identity_of(experiment, is_described, prepared)
             # The plan of a command has the config's settings of execution.
@@ -279,7 +279,7 @@ def longest_block(experiment: Experiment) -> int:
 
     Some write 10**9 in `evaluate_every` for a run that is evaluated at its end.
     """
-    return min(experiment.evaluate_every, max(experiment.rounds, _ROOM))
+    return min(experiment.evaluate_every, max(experiment.rounds, _LEAST_METRICS_ROOM))
 
 
 def _check_kinds(experiment: Experiment) -> None:

@@ -89,8 +89,8 @@ def check_settings(experiment: Any) -> int:
             f"checkpoint_every must be a multiple of evaluate_every={experiment.evaluate_every}, "
             f"got {every}."
         )
-    filled, input_types = check_algorithm(experiment.algorithm, experiment.data)
-    check_models(experiment, filled, input_types)
+    padded, input_types = check_algorithm(experiment.algorithm, experiment.data)
+    check_models(experiment, padded, input_types)
     check_data(experiment)
     return every
 
@@ -112,8 +112,8 @@ def check_programs(theirs: MadeOf, needed: MadeOf) -> None:
     """Raises ValueError, one line, unless programs made of `theirs` compute what is needed."""
     if theirs.interval < needed.interval:
         raise ValueError(
-            f"programs must have room for {needed.interval} rounds between evaluations, they have it "
-            f"for {theirs.interval}."
+            f"programs were made for at most {theirs.interval} rounds between evaluations, this run has "
+            f"{needed.interval}."
         )
     settings = ("seeds_loop", "evaluation_batch_size", "hyper_per_seed")
     there, here = ({name: getattr(of, name) for name in settings} for of in (theirs, needed))

@@ -21,7 +21,7 @@ FINITE = ("finite", "finite_model")
 
 
 def check_metric_name(where: str, name: str) -> None:
-    """Raises ValueError if metrics lines have the name for something else.
+    """Raises ValueError if metrics lines use the name as a key.
 
     Args:
       where: what the message names.

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core import keys, padding_checks
+from fedcodist.core import keys
 from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
 from fedcodist.core.method_checks import check_variables, traced, users_line
 from fedcodist.core.model import Variables
-from fedcodist.core.padding_checks import Filled
+from fedcodist.core.padding_checks import PaddedBatches, not_a_multiple_text, padding_message
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
 from fedcodist.run.metrics_lines import check_metric_name
@@ -23,13 +23,13 @@ PyTree = Any
 
 
 def check_models(
-    experiment: Any, filled: Sequence[Filled], input_types: Mapping[str, set[Any]]
+    experiment: Any, padded: Sequence[PaddedBatches], input_types: Mapping[str, set[Any]]
 ) -> None:
     """Checks by shape that an experiment's models fit its data.
 
     Args:
       experiment: an `Experiment`.
-      filled, input_types: the result of `check_algorithm` for it.
+      padded, input_types: the result of `check_algorithm` for it.
 
     Raises:
       ValueError, TypeError: a loss or metric is not one number per example; the message names the model
@@ -44,7 +44,7 @@ def check_models(
     _check_evaluation(experiment, predictors)
     _warn_of_other_images(experiment)
     _warn_of_other_types(experiment, {p.model.inputs for p, _ in predictors.values()}, input_types)
-    _check_statistics(experiment.data, filled)
+    _check_statistics(experiment.data, padded)
 
 
 def _predictors(
@@ -195,10 +195,10 @@ def _preprocessed(experiment: Any, columns: Mapping[str, Any]) -> dict[str, Any]
     return jax.eval_shape(experiment.evaluation_preprocess, one, keys.key_shape(), position)
 
 
-def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled]) -> None:
+def _check_statistics(data: ResidentData | StreamedData, padded: Sequence[PaddedBatches]) -> None:
     """Raises ValueError if clients' batches are padded, where a network would count padding."""
     sizes = np.asarray(data.sizes)
-    for batches in filled:
+    for batches in padded:
         clients = np.arange(len(sizes)) if batches.clients is None else batches.clients
         # Whether all clients train on the same data set, such as a public one.
         is_shared = batches.num_examples == batches.capacity and not batches.left_out
@@ -211,9 +211,9 @@ def _check_statistics(data: ResidentData | StreamedData, filled: Sequence[Filled
         for client, count in zip(clients, counts, strict=True):
             if count % batches.batch_size:
                 verb = "trains on" if batches.left_out else "has"
-                who = "clients train on" if is_shared else f"client {client} {verb}"
-                why = padding_checks.no_multiple(f"{who} {count}", batches.batch_size)
-                raise ValueError(padding_checks.counted(why))
+                who = "Clients train on" if is_shared else f"Client {client} {verb}"
+                why = not_a_multiple_text(f"{who} {count}", batches.batch_size)
+                raise ValueError(padding_message(why))
 
 
 def _shape(column: Any) -> jax.ShapeDtypeStruct:

@@ -85,7 +85,7 @@ def experiment_of(model, offsets, batch_size=4, streamed=False, method=fed_avg):
 def test_statistics_that_would_count_padding_are_refused(network):
     model, streamed = NETWORKS[network](), network == "nnx"
     with pytest.raises(
-        ValueError, match=r"client 1 has 3 .*batch_size=4.*`mask\[:, None\] > 0`"
+        ValueError, match=r"Client 1 has 3 .*batch_size=4.*`mask\[:, None\] > 0`"
     ) as error:
         check_experiment(experiment_of(model, [0, 4, 7], streamed=streamed))
     assert "\n" not in str(error.value)
@@ -136,9 +136,9 @@ def test_a_client_of_known_size_is_refused_and_one_of_unknown_size_warned_of():
     model, training = NETWORKS["linen"](), LocalTraining(batch_size=4)
     variables, key = model.init(jax.random.key(0)), jax.random.key(1)
     train = lambda size: train_client(model, training, variables, client(size), key, 0.1)
-    with pytest.raises(ValueError, match="a client has 5 examples, no multiple of batch_size=4"):
+    with pytest.raises(ValueError, match="A client has 5 examples, which is not a multiple"):
         jax.eval_shape(lambda: train(5))
-    with pytest.warns(UserWarning, match="clients may have a number of examples") as found:
+    with pytest.warns(UserWarning, match="Clients may have a number of examples") as found:
         jax.eval_shape(train, jnp.int32(8))
     assert "\n" not in str(found[0].message)
 
@@ -147,7 +147,7 @@ def test_the_full_gradient_of_scaffold_is_guarded_and_leaves_padding_out():
     training, key = LocalTraining(batch_size=4), jax.random.key(1)
     plain = NETWORKS["linen"]()
     variables = plain.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="a client has 5 examples"):
+    with pytest.raises(ValueError, match="A client has 5 examples"):
         jax.eval_shape(lambda: full_gradient(plain, training, variables, client(5), key))
     # In evaluation the running averages normalise, whatever the batch.
     jax.eval_shape(lambda: full_gradient(plain, training, variables, client(5), key, train=False))
@@ -171,7 +171,7 @@ def test_the_full_gradient_of_scaffold_is_guarded_and_leaves_padding_out():
 def test_scaffold_of_both_options_is_refused():
     for option in (1, 2):
         make = lambda model, training, option=option: scaffold(model, 2, training, option)
-        with pytest.raises(ValueError, match="client 1 has 3 examples"):
+        with pytest.raises(ValueError, match="Client 1 has 3 examples"):
             check_experiment(experiment_of(NETWORKS["linen"](), [0, 4, 7], method=make))
 
 
@@ -186,7 +186,7 @@ def test_parties_are_guarded_with_their_own_numbers_of_examples():
         return Experiment(algorithm, resident_data(data), {"test": data}, 1)
 
     check_experiment(experiment_of_parties(model, plain))
-    with pytest.raises(ValueError, match="client 1 has 3 examples, no multiple of batch_size=4"):
+    with pytest.raises(ValueError, match="Client 1 has 3 examples, which is not a multiple"):
         check_experiment(experiment_of_parties(plain, model))
 
 
@@ -202,7 +202,7 @@ def test_fed_l2g_trains_without_its_quiz_examples():
         check_experiment(Experiment(algorithm, resident_data(data), {"test": data}, 1))
 
     check(6)
-    with pytest.raises(ValueError, match="client 0 trains on 6 examples, no multiple of batch_si"):
+    with pytest.raises(ValueError, match="Client 0 trains on 6 examples, which is not a multiple"):
         check(8)
 
 

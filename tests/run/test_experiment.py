@@ -167,7 +167,7 @@ def copied(batch, key, positions):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(evaluate_every=8), "room for 8 rounds between evaluations, they have it for 2"),
+        (dict(evaluate_every=8), "at most 2 rounds between evaluations, this run has 8"),
         (dict(seeds_loop="vmap"), "same algorithm .*: seeds_loop is 'map' there and 'vmap' here"),
         (dict(evaluation_batch_size=7), "evaluation_batch_size is 3 there and 7 here"),
         (dict(evaluation_preprocess=copied), "evaluation_preprocess"),

@@ -29,7 +29,7 @@ from fedcodist.core.local_training import TrainedClient
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
 from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Model, Variables
-from fedcodist.core.padding_checks import of_clients
+from fedcodist.core.padding_checks import training_clients
 from fedcodist.core.trees import is_finite
 
 PyTree = Any
@@ -214,7 +214,7 @@ def run_parties(
             sizes=jnp.where(is_here, cohort.sizes[places], 0),
             capacity=cohort.capacity,
         )
-        with of_clients(group.clients):
+        with training_clients(group.clients):
             result = for_each_client(
                 functools.partial(_client_update, update, group.model),
                 functools.partial(_prepare_here, reduce),

@@ -17,7 +17,7 @@ from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort, Round
 from fedcodist.core.method import FederatedMethod, client_key, message_to_reduce
 from fedcodist.core.model import Variables
-from fedcodist.core.padding_checks import of_clients
+from fedcodist.core.padding_checks import training_clients
 
 PyTree = Any
 
@@ -131,7 +131,7 @@ def train_pool(
 ) -> TrainedPool:
     """Runs one pool's cohort. Arguments are those of `train_pools`, for this pool."""
     method, message = pool.method, pool.method.broadcast(server)
-    with of_clients(pool.clients):
+    with training_clients(pool.clients):
         result = for_each_client(
             functools.partial(_client_update, method, hyper),
             method.reduce.prepare,
