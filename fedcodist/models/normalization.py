@@ -216,11 +216,11 @@ def _masked_moments(
     mean = jnp.sum(jnp.where(real, x, 0), axes) / jnp.maximum(count, 1)
     squares = jnp.sum(jnp.where(real, jnp.square(x - mean), 0), axes)
     if axis_name is not None:
-        count, mean, squares = _together(count, mean, squares, axis_name)
+        count, mean, squares = _moments_of_all_devices(count, mean, squares, axis_name)
     return count, mean, squares / jnp.maximum(count, 1)
 
 
-def _together(
+def _moments_of_all_devices(
     count: jax.Array, mean: jax.Array, squares: jax.Array, axis_name: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Number of values, mean and sum of squared deviations over all devices, from those of each device.

@@ -132,7 +132,7 @@ def _streamed(
             host_client_states.scatter(clients, client_states)
             trained = Trained(state, None)
             blocks.append(history)
-        together = lambda *values: np.concatenate(list(map(np.asarray, values)), axis=1)
-        return trained, jax.tree.map(together, *blocks).unstacked
+        concatenated = lambda *values: np.concatenate(list(map(np.asarray, values)), axis=1)
+        return trained, jax.tree.map(concatenated, *blocks).unstacked
 
     return train

@@ -130,7 +130,8 @@ def client_evaluation(
                 for model, metrics in by_model.items():
                     found.setdefault(model, []).append((clients, metrics))
             evaluation[name] = {
-                model: _together(parts, split.test.client_sizes) for model, parts in found.items()
+                model: _joined_metrics(parts, split.test.client_sizes)
+                for model, parts in found.items()
             }
         return evaluation
 
@@ -204,7 +205,7 @@ class _Reader:
         return cohort if isinstance(data, ResidentData) else replicate(cohort, self._mesh)
 
 
-def _together(parts: list[Any], sizes: np.ndarray) -> ClientMetrics:
+def _joined_metrics(parts: list[Any], sizes: np.ndarray) -> ClientMetrics:
     """The metrics of a model's clients, such as parties of all architectures, in their order."""
     clients = np.concatenate([clients for clients, _ in parts])
     order = np.argsort(clients, kind="stable")

@@ -62,8 +62,8 @@ def model_evaluation(
                     trained.state, replicate(client_states, mesh), all_gathered, splits
                 )
                 parts.append(on_host(part))
-            together = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
-            for split, models in jax.tree.map(together, *parts).items():
+            joined = lambda *leaves, most=len(places): np.concatenate(leaves, axis=1)[:, :most]
+            for split, models in jax.tree.map(joined, *parts).items():
                 evaluation.setdefault(split, {}).update(models)
         return evaluation
 
