@@ -22,6 +22,8 @@ from fedcodist.data.federated_data import FederatedData
 
 PyTree = Any
 _CLIENT = "client of the split"  # a further column of evaluated batches
+# (the loss and metrics of a batch's examples by name, the batch, its mask)
+_ComputedBatch = tuple[dict[str, Any], dict[str, jax.Array], jax.Array]
 
 
 class EvaluationSplit(NamedTuple):
@@ -73,7 +75,7 @@ def evaluate(
     batch_size = min(batch_size, -(-count // devices))
     steps = -(-count // (batch_size * devices))
 
-    def computed_at(index: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array], jax.Array]:
+    def computed_at(index: jax.Array) -> _ComputedBatch:
         _, indices, is_real = batches.places(index * devices + device, batch_size, count)
         batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
         batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
@@ -81,9 +83,9 @@ def evaluate(
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return computed, batch, mask
 
-    of_sums = _summed_metrics(model)
-    sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0] if of_sums else {}
-    parts = _parts(statistics, of_sums, sums)
+    summed_metrics = _summed_metrics(model)
+    shapes_of_sums = _shapes_of_sums(summed_metrics, computed_at)
+    metrics = _overall_metrics(statistics, summed_metrics, shapes_of_sums)
     clients = split.num_clients.shape[0]
     num_labels = max(model.num_classes, 2)  # a single logit has two labels
     is_ours = lambda name: getattr(model.metrics[name], "__module__", None) == metrics_lib.__name__
@@ -92,31 +94,23 @@ def evaluate(
     }
     client_of = lambda batch: batch[_CLIENT]
     for name in model.metrics:
-        if name in of_sums:
+        if name in summed_metrics:
             if clients > 1:
-                parts[f"{name}_per_client"] = metrics_lib.grouped_sums(
-                    of_sums[name], sums[name], client_of, clients
+                metrics[f"{name}_per_client"] = metrics_lib.grouped_sums(
+                    summed_metrics[name], shapes_of_sums[name], client_of, clients
                 )
             continue
         # Only accuracies: precision among the examples of one label would lack false positives.
         if has_labels[name] and name.startswith("accuracy"):
-            parts[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                _of(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
+            metrics[f"{name}_per_label"] = metrics_lib.grouped_mean(
+                _computed(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
             )
         if clients > 1:
-            parts[f"{name}_per_client"] = metrics_lib.grouped_mean(_of(name), client_of, clients)
+            metrics[f"{name}_per_client"] = metrics_lib.grouped_mean(
+                _computed(name), client_of, clients
+            )
 
-    def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
-        computed, batch, mask = computed_at(index)
-        return {
-            name: metrics_lib.added(accumulators[name], metric.evaluate(computed, batch, mask))
-            for name, metric in parts.items()
-        }
-
-    accumulators = {name: metric.init() for name, metric in parts.items()}
-    accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
-    accumulators = sum_over_devices(accumulators, axis_name)
-    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+    return _accumulated(metrics, computed_at, steps, axis_name)
 
 
 def evaluate_client(
@@ -135,10 +129,10 @@ def evaluate_client(
       batch_size: examples per step.
       preprocess: as in `evaluate`.
     """
-    statistics, of_sums = _statistics(predictor.model), _summed_metrics(predictor.model)
+    statistics = _statistics(predictor.model)
     batch_size = min(batch_size, data.capacity)
 
-    def computed_at(index: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array], jax.Array]:
+    def computed_at(index: jax.Array) -> _ComputedBatch:
         positions, indices, is_real = batches.places(index, batch_size, data.size)
         rows = data.start + indices
         batch = batches.read(data.columns, rows, preprocess, jax.random.key(0), positions)
@@ -146,19 +140,38 @@ def evaluate_client(
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return computed, batch, is_real.astype(jnp.float32)
 
-    sums = jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0] if of_sums else {}
-    parts = _parts(statistics, of_sums, sums)
+    summed_metrics = _summed_metrics(predictor.model)
+    shapes_of_sums = _shapes_of_sums(summed_metrics, computed_at)
+    metrics = _overall_metrics(statistics, summed_metrics, shapes_of_sums)
+    return _accumulated(metrics, computed_at, steps=-(-data.bound // batch_size))
+
+
+def _accumulated(
+    metrics: Mapping[str, Any],
+    computed_at: Callable[[jax.Array], _ComputedBatch],
+    steps: int | jax.Array,
+    axis_name: str | None = None,
+) -> dict[str, jax.Array]:
+    """The values of metrics over all batches.
+
+    Args:
+      metrics: name -> metric of computed statistics.
+      computed_at: batch index -> (statistics by name, the batch, its mask).
+      steps: number of batches, on each device.
+      axis_name: mesh axis whose devices share the batches, or None.
+    """
 
     def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
             name: metrics_lib.added(accumulators[name], metric.evaluate(computed, batch, mask))
-            for name, metric in parts.items()
+            for name, metric in metrics.items()
         }
 
-    accumulators = {name: metric.init() for name, metric in parts.items()}
-    accumulators = jax.lax.fori_loop(0, -(-data.bound // batch_size), step, accumulators)
-    return {name: metric.compute(accumulators[name]) for name, metric in parts.items()}
+    accumulators = {name: metric.init() for name, metric in metrics.items()}
+    accumulators = jax.lax.fori_loop(0, steps, step, accumulators)
+    accumulators = sum_over_devices(accumulators, axis_name)
+    return {name: metric.compute(accumulators[name]) for name, metric in metrics.items()}
 
 
 def _statistics(model: Model) -> dict[str, Callable[[Any, Any], Any]]:
@@ -172,25 +185,41 @@ def _statistics(model: Model) -> dict[str, Callable[[Any, Any], Any]]:
     }
 
 
-def _of(name: str) -> Callable[[Any, Any], Any]:
-    """A statistic that was computed before, once for all of its means, since some are expensive."""
+def _computed(name: str) -> Callable[[Any, Any], Any]:
+    """Reads a statistic that `computed_at` has computed once for all metrics that use it."""
     return lambda computed, batch: computed[name]
 
 
 def _summed_metrics(model: Model) -> dict[str, SummedMetric]:
     return {
-        name: SummedMetric(_of(name), metric.compute)
+        name: SummedMetric(_computed(name), metric.compute)
         for name, metric in model.metrics.items()
         if isinstance(metric, SummedMetric)
     }
 
 
-def _parts(
-    statistics: Mapping[str, Any], of_sums: Mapping[str, SummedMetric], sums: Mapping[str, Any]
+def _shapes_of_sums(
+    summed_metrics: Mapping[str, SummedMetric], computed_at: Callable[[jax.Array], _ComputedBatch]
+) -> dict[str, Any]:
+    """The shapes of what summed metrics sum, by name; {} without such metrics."""
+    if not summed_metrics:
+        return {}
+    return jax.eval_shape(computed_at, jnp.zeros((), jnp.int32))[0]
+
+
+def _overall_metrics(
+    statistics: Mapping[str, Any],
+    summed_metrics: Mapping[str, SummedMetric],
+    shapes_of_sums: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The metrics over all examples, by name."""
-    parts = {name: metrics_lib.mean(_of(name)) for name in statistics if name not in of_sums}
-    return parts | {name: metrics_lib.summed(part, sums[name]) for name, part in of_sums.items()}
+    means = {
+        name: metrics_lib.mean(_computed(name)) for name in statistics if name not in summed_metrics
+    }
+    return means | {
+        name: metrics_lib.summed(metric, shapes_of_sums[name])
+        for name, metric in summed_metrics.items()
+    }
 
 
 def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
