@@ -182,11 +182,9 @@ def traced(
         about = about_none if "NoneType" in message else ""
         if isinstance(error, ScopeParamShapeError):
             about += ", inputs of another shape than the network was made with"
-        # JAX adds notes too.
-        functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
-        places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
-        line = f" ({places})" if places else ""
-        raise kind(f"{name} does not fit what it is given{about}{line}: {message}") from error
+        raise kind(
+            f"{name} does not fit what it is given{about}{error_place(error)}: {message}"
+        ) from error
 
 
 def raised_here(error: BaseException) -> bool:
@@ -198,6 +196,14 @@ def raised_here(error: BaseException) -> bool:
         return False
     # Python itself raises if the library calls a function with too many arguments.
     return place.tb_frame.f_code.co_code[place.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def error_place(error: BaseException) -> str:
+    """Where an error comes from, " (in <function>, module.py, line 3)"; '' if nothing is known."""
+    # JAX adds notes too.
+    functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
+    places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
+    return f" ({places})" if places else ""
 
 
 def users_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ matter are then read once.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,8 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.inputs import Round
-from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
-from fedcodist.core.model import Batch, Variables, variable_shapes
+from fedcodist.core.method import FederatedAlgorithm, Predictor
+from fedcodist.core.model import Batch
 from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.run.client_splits import all_splits
@@ -29,6 +29,7 @@ from fedcodist.run.column_uses import (
     column_uses,
     of_column,
 )
+from fedcodist.run.evaluated_models import evaluated_models
 from fedcodist.run.sources import ResidentData
 from fedcodist.run.used_arguments import used_arguments
 
@@ -87,7 +88,7 @@ def check_data(experiment: Any) -> None:
 
     labels: set[str] = set()
     outputs: set[int] = set()
-    for name, predictor, variables in _predictors(experiment.algorithm):
+    for name, (predictor, variables) in evaluated_models(experiment.algorithm).items():
         outputs.add(predictor.model.num_classes)
         traced: dict[Any, tuple[Uses, Uses]] = {}
         for table in evaluated.values():
@@ -209,26 +210,6 @@ def _client_name(client: int, client_ids: Any) -> str:
     """A client's natural id in quotation marks, or its index if it has no other id."""
     name = str(client) if client_ids is None else str(client_ids[client])
     return name if name == str(client) else repr(name)
-
-
-def _predictors(algorithm: FederatedAlgorithm) -> Iterator[tuple[str, Predictor, PyTree]]:
-    """Every model that is evaluated, personal models too, with the shapes of its variables."""
-
-    def all_variables(key: jax.Array) -> dict[str, Variables]:
-        state = algorithm.init(key)
-        return {
-            name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
-        }
-
-    variables = jax.eval_shape(all_variables, keys.key_shape())
-    of_member = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    for name, predictor in algorithm.predictors.items():
-        of_model = variables[name]
-        yield name, predictor, jax.tree.map(of_member, of_model) if predictor.members else of_model
-    for pool, models in algorithm.personal_models.items():
-        for name, personal in models.items():
-            predictor = single_model(personal.model, lambda client_state: client_state)
-            yield f"{pool}/{name}", predictor, variable_shapes(personal.model)
 
 
 def _evaluation_uses(

@@ -1,7 +1,7 @@
 """Checks of an experiment's models with its data, by shape, before anything compiles."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,11 +10,12 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.example_losses import WrongShape
-from fedcodist.core.method import FederatedAlgorithm, PersonalModel, Predictor, single_model
-from fedcodist.core.method_checks import check_variables, traced, users_line
+from fedcodist.core.method import Predictor
+from fedcodist.core.method_checks import error_place
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import PaddedBatches, not_a_multiple_text, padding_message
 from fedcodist.run.client_splits import all_splits
+from fedcodist.run.evaluated_models import evaluated_models
 from fedcodist.run.evaluation import EvaluationSplit, evaluate
 from fedcodist.run.metrics_lines import check_metric_name
 from fedcodist.run.sources import ResidentData, StreamedData
@@ -35,45 +36,17 @@ def check_models(
       ValueError, TypeError: a loss or metric is not one number per example; the message names the model
         and the split. Or a network's batch statistics would count padding; it names the padded batches.
     """
-    algorithm = experiment.algorithm
-    state = jax.eval_shape(algorithm.init, keys.key_shape())
-    predictors = dict(_predictors(algorithm, state))
-    for name, (predictor, _) in predictors.items():
+    models = evaluated_models(experiment.algorithm)
+    for name, (predictor, _) in models.items():
         for metric in predictor.model.metrics:
             check_metric_name(f"metrics[{metric!r}] of model {name!r}", metric)
-    _check_evaluation(experiment, predictors)
+    _check_evaluation(experiment, models)
     _warn_of_other_images(experiment)
-    _warn_of_other_types(experiment, {p.model.inputs for p, _ in predictors.values()}, input_types)
+    _warn_of_other_types(experiment, {p.model.inputs for p, _ in models.values()}, input_types)
     _check_statistics(experiment.data, padded)
 
 
-def _predictors(
-    algorithm: FederatedAlgorithm, state: PyTree
-) -> Iterator[tuple[str, tuple[Predictor, Variables]]]:
-    """Name -> predictor and the shapes of one model's Variables, including personal models."""
-    for name, predictor in algorithm.predictors.items():
-        variables = jax.eval_shape(predictor.variables, state)
-        if predictor.members:
-            variables = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), variables
-            )
-        yield name, (predictor, variables)
-    for pool, models in algorithm.personal_models.items():
-        client_state = algorithm.client_states[pool].first
-        for name, personal in models.items():
-            where = f"algorithm.personal_models[{pool!r}][{name!r}].variables"
-            variables = traced(where, personal.variables, state, client_state)
-            check_variables(where, variables)
-            yield name, (_predictor_of(personal), variables)
-
-
-def _predictor_of(personal: PersonalModel) -> Predictor:
-    return single_model(personal.model, lambda state: state)
-
-
-def _check_evaluation(
-    experiment: Any, predictors: Mapping[str, tuple[Predictor, Variables]]
-) -> None:
+def _check_evaluation(experiment: Any, models: Mapping[str, tuple[Predictor, Variables]]) -> None:
     """Evaluates every model on every split, by shape."""
     seen = set()
     for split, data in all_splits(experiment).items():
@@ -84,7 +57,7 @@ def _check_evaluation(
             jax.ShapeDtypeStruct((data.num_clients,), jnp.int8),
         )
         kinds = tuple((name, column.shape[1:], column.dtype) for name, column in columns.items())
-        for name, (predictor, variables) in predictors.items():
+        for name, (predictor, variables) in models.items():
             # Splits that differ only in length need no other check.
             if (name, kinds) in seen:
                 continue
@@ -137,10 +110,7 @@ def _warn_of_other_images(experiment: Any) -> None:
 
 def _why(error: Exception, columns: Mapping[str, Any], clients: Mapping[str, Any]) -> str:
     """One line about why a model cannot be evaluated on a split, and in which loss or metric."""
-    # JAX adds notes too.
-    functions = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
-    places = ", ".join(filter(None, [*functions[:1], users_line(error)]))
-    place = f" ({places})" if places else ""
+    place = error_place(error)
     if isinstance(error, KeyError) and error.args and error.args[0] in columns:
         return f"evaluation_preprocess must keep column {error}{place}."
     if isinstance(error, KeyError):
