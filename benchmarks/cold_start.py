@@ -163,7 +163,8 @@ def first_round() -> int:
     import jax
     import numpy as np
 
-    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.placement import all_devices, replicate
+    from fedcodist.run.programs import build_programs
     from fedcodist.run.sources import resident_data
 
     mesh = all_devices()

@@ -71,7 +71,8 @@ def measure(repetitions: int, workloads: list[str]) -> dict[str, Any] | None:
     import jax
     import numpy as np
 
-    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.placement import all_devices, replicate
+    from fedcodist.run.programs import build_programs
     from fedcodist.run.sources import resident_data
 
     mesh = all_devices()
@@ -221,7 +222,7 @@ def make_gemm(mesh):
     import numpy as np
     from jax.sharding import PartitionSpec
 
-    from fedcodist.run.programs import replicate
+    from fedcodist.run.placement import replicate
 
     def chain(left, right):
         return jax.lax.fori_loop(0, 6, lambda _, product: product @ right, left)

@@ -127,7 +127,8 @@ def prepare(
     from fedcodist.algorithms.parties.shared_examples import PUBLIC
     from fedcodist.core.client_states import device_client_states
     from fedcodist.distillation.unlabelled_batches import UNLABELLED
-    from fedcodist.run.programs import all_devices, build_programs, replicate, replicate_data
+    from fedcodist.run.placement import all_devices, replicate, replicate_data
+    from fedcodist.run.programs import build_programs
     from fedcodist.run.sources import resident_data
 
     mesh = all_devices()

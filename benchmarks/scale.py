@@ -327,7 +327,7 @@ def seconds_to_gather(algorithm, data, rounds: int) -> float:
     """Seconds per round that a process takes to gather its devices' rows, with nothing beside it."""
     import jax
 
-    from fedcodist.run.programs import all_devices, own_devices
+    from fedcodist.run.placement import all_devices, own_devices
 
     mesh = all_devices()
     devices, own = jax.device_count(), own_devices(mesh)

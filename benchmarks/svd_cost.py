@@ -126,7 +126,8 @@ def prepare(kind: str, clients: int, examples: int) -> Callable[[], float]:
     from fedcodist.core.client_states import device_client_states
     from fedcodist.data import augmentation
     from fedcodist.data.federated_data import FederatedData
-    from fedcodist.run.programs import all_devices, build_programs, replicate
+    from fedcodist.run.placement import all_devices, replicate
+    from fedcodist.run.programs import build_programs
 
     run, more = KINDS[kind]
     config = cifar_fed_kd.get_config(run)

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.devices import from_all_processes
 from fedcodist.core.inputs import Inputs
-from fedcodist.run.programs import Programs, on_host, own_devices, place_inputs, replicate
+from fedcodist.run.placement import on_host, own_devices, place_inputs, replicate
+from fedcodist.run.programs import Programs
 from fedcodist.run.sources import ResidentData, StreamedData, stack_inputs
 from fedcodist.run.stacked import Stacked
 

@@ -17,7 +17,7 @@ from fedcodist.core.memory import available_bytes
 from fedcodist.core.padding_checks import collected_padding
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.experiment import Experiment, experiment_programs
-from fedcodist.run.programs import all_devices, own_devices, place_inputs
+from fedcodist.run.placement import all_devices, own_devices, place_inputs
 from fedcodist.run.sources import StreamedData, stack_inputs
 
 PyTree = Any

@@ -22,7 +22,8 @@ from fedcodist.run.client_metrics import (
 )
 from fedcodist.run.client_splits import ClientSplit, measured_clients
 from fedcodist.run.folder_check import RunFolderError
-from fedcodist.run.programs import Programs, replicate, replicate_data
+from fedcodist.run.placement import replicate, replicate_data
+from fedcodist.run.programs import Programs
 from fedcodist.run.sources import ResidentData, StreamedData, resident_data
 
 PyTree = Any

@@ -55,16 +55,9 @@ from fedcodist.run.metrics_lines import (
 )
 from fedcodist.run.metrics_text import current_text, final_text
 from fedcodist.run.model_evaluation import EvaluateModels, model_evaluation, on_devices
+from fedcodist.run.placement import all_devices, on_host, replicate, replicate_data
 from fedcodist.run.privacy_spent import PrivacyMeter
-from fedcodist.run.programs import (
-    MadeOf,
-    Programs,
-    all_devices,
-    build_programs,
-    on_host,
-    replicate,
-    replicate_data,
-)
+from fedcodist.run.programs import MadeOf, Programs, build_programs
 from fedcodist.run.progress import progress
 from fedcodist.run.resume import check_same_run, start_or_resume, whole_state, whole_state_shapes
 from fedcodist.run.run_folder import RunFolder

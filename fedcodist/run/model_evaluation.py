@@ -13,7 +13,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.blocks import Trained
 from fedcodist.run.evaluation import EvaluationSplit, evaluation_split
 from fedcodist.run.metrics_lines import over_clients
-from fedcodist.run.programs import Programs, on_host, replicate, replicate_data
+from fedcodist.run.placement import on_host, replicate, replicate_data
+from fedcodist.run.programs import Programs
 
 PyTree = Any
 _OfSplits = dict[str, dict[str, dict[str, np.ndarray]]]  # split -> model -> metric -> [seeds, ...]

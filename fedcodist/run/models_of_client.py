@@ -16,7 +16,7 @@ from fedcodist.core.method import (
 )
 from fedcodist.core.model import Variables
 from fedcodist.run.experiment import Experiment, Outcome
-from fedcodist.run.programs import on_host
+from fedcodist.run.placement import on_host
 
 PyTree = Any
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
@@ -34,18 +33,19 @@ from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.core.trees import is_finite
 from fedcodist.run.evaluation import EvaluationSplit, evaluate_client
 from fedcodist.run.evaluation import evaluate as evaluate_predictor
+from fedcodist.run.placement import AXIS, SHARDED
 from fedcodist.run.sources import ResidentData
 from fedcodist.run.stacked import Stacked, stacked
 
 PyTree = Any
-AXIS = "clients"
-_SHARDED = PartitionSpec(None, AXIS)  # [seeds, one part per device, ...]
 # a function of one seed -> a function of all seeds, on a further leading axis
 _OverSeeds = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 # (state, client states, metrics)
 _AfterRounds = tuple[PyTree, PyTree, Mapping[str, jax.Array]]
 _OfModels = dict[str, dict[str, jax.Array]]  # model -> metric -> value
 _OfSplits = dict[str, _OfModels]
+# (predictor, Variables, examples) -> metric -> value
+_Measure = Callable[[Predictor, PyTree, EvaluationSplit], dict[str, jax.Array]]
 
 
 class MadeOf(NamedTuple):
@@ -95,77 +95,6 @@ class Programs(NamedTuple):
     made_of: MadeOf
 
 
-def all_devices() -> Mesh | None:
-    """A mesh of all devices of all processes along `clients`; None if there is only one."""
-    devices = np.array(jax.devices())
-    return None if devices.size == 1 else Mesh(devices, (AXIS,))
-
-
-def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Puts a pytree of host arrays on every device. Every process passes the same arrays."""
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
-    sharding = NamedSharding(mesh, PartitionSpec())
-
-    def put(leaf: Any) -> jax.Array:
-        leaf = np.asarray(leaf)
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-
-    return jax.tree.map(put, tree)
-
-
-def replicate_data(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """As `replicate`, for data, which no program changes.
-
-    A CPU reads memory-mapped columns, and other aligned arrays, where they are. So processes of one
-    machine share the pages of a prepared folder, and arrays must not be changed during a run.
-    """
-    if mesh is not None:
-        return replicate(tree, mesh)
-    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)), tree)
-
-
-def on_host(tree: PyTree) -> PyTree:
-    """The same pytree with NumPy arrays."""
-    return jax.tree.map(np.asarray, tree)
-
-
-def own_devices(mesh: Mesh | None) -> list[int]:
-    """The indices of this process's devices along `clients`."""
-    if mesh is None:
-        return [0]
-    process = jax.process_index()
-    return [i for i, device in enumerate(mesh.devices.flat) if device.process_index == process]
-
-
-def place_inputs(inputs: Inputs, mesh: Mesh | None) -> Inputs:
-    """Puts streamed inputs [seeds, ...] on the devices.
-
-    They are replicated, except the examples of cohorts: these were gathered for `own_devices`, and every
-    device gets its part.
-    """
-    if mesh is None:
-        return replicate(inputs, mesh)
-    devices = own_devices(mesh)
-    sharding = NamedSharding(mesh, _SHARDED)
-
-    def deal(leaf: np.ndarray) -> jax.Array:
-        parts = dict(zip(devices, np.split(leaf, len(devices), axis=1), strict=True))
-        length = leaf.shape[1] // len(devices)
-        shape = (leaf.shape[0], length * mesh.size, *leaf.shape[2:])
-
-        def part(index: Any) -> np.ndarray:
-            return parts[(index[1].start or 0) // length]
-
-        return jax.make_array_from_callback(shape, sharding, part)
-
-    columns = {pool: jax.tree.map(deal, c.columns) for pool, c in inputs.cohorts.items()}
-    others = {pool: replace(cohort, columns={}) for pool, cohort in inputs.cohorts.items()}
-    others = replicate(others, mesh)
-    cohorts = {pool: replace(others[pool], columns=columns[pool]) for pool in others}
-    return Inputs(cohorts, replicate(inputs.examples, mesh))
-
-
 def build_programs(
     algorithm: FederatedAlgorithm,
     interval: int,
@@ -194,14 +123,12 @@ def build_programs(
     def init(seeds: jax.Array) -> PyTree:
         return over_seeds(lambda seed: strongly_typed(algorithm.init(jax.random.key(seed))))(seeds)
 
-    train, train_streamed = _training(algorithm, interval, over_seeds, axis, hyper_per_seed)
     measure = functools.partial(
         evaluate_predictor,
         batch_size=evaluation_batch_size,
         preprocess=evaluation_preprocess,
         axis_name=axis,
     )
-    evaluate, finite, evaluate_personal = _evaluation(algorithm, over_seeds, measure)
 
     def compiled(
         function: Callable[..., Any],
@@ -224,15 +151,19 @@ def build_programs(
         # `init` runs once and is fast. With less optimisation it compiles in half the time, and its
         # results have the same bits.
         init=compiled(init, compiler_options={"xla_backend_optimization_level": 1}),
-        train=compiled(train, donate_argnums=(0, 1)),
-        train_streamed=compiled(train_streamed, _streamed_specs, donate_argnums=(0, 1)),
+        train=compiled(
+            _training(algorithm, interval, over_seeds, axis, hyper_per_seed), donate_argnums=(0, 1)
+        ),
+        train_streamed=compiled(
+            _streamed_training(algorithm, over_seeds, axis), _streamed_specs, donate_argnums=(0, 1)
+        ),
         select=jax.jit(lambda seed, round: algorithm.select(round, jax.random.key(seed))),
-        evaluate=compiled(evaluate),
-        finite=compiled(finite),
-        evaluate_personal=compiled(evaluate_personal),
+        evaluate=compiled(_evaluation(algorithm, over_seeds, measure)),
+        finite=compiled(_finite_check(algorithm, over_seeds)),
+        evaluate_personal=compiled(_personal_evaluation(algorithm, over_seeds, measure)),
         evaluate_clients={
             group: compiled(
-                _of_clients(
+                _evaluation_on_clients(
                     models,
                     group,
                     over_seeds,
@@ -260,22 +191,8 @@ def _training(
     over_seeds: _OverSeeds,
     axis: str | None,
     hyper_per_seed: bool,
-) -> tuple[Callable[..., _AfterRounds], Callable[..., _AfterRounds]]:
-    """Returns (train, train_streamed) of `Programs`."""
-
-    def train_round(
-        state: PyTree,
-        client_states: PyTree,
-        root: jax.Array,
-        index: jax.Array,
-        hyper: PyTree,
-        inputs: Inputs,
-    ) -> _AfterRounds:
-        round = Round(index, root, inputs, axis)
-        state, client_states, metrics = traced_once(algorithm.round)(
-            state, client_states, round, hyper
-        )
-        return *strongly_typed((state, client_states)), metrics
+) -> Callable[..., _AfterRounds]:
+    """Returns `Programs.train`."""
 
     def train(
         state: PyTree,
@@ -294,8 +211,12 @@ def _training(
             def step(state: PyTree, client_states: PyTree, round: jax.Array) -> _AfterRounds:
                 selection = algorithm.select(round, root)
                 cohort_states = gather(algorithm.client_states, client_states, selection.clients)
-                state, cohort_states, metrics = train_round(
-                    state, cohort_states, root, round, hyper, data.read(selection)
+                state, cohort_states, metrics = _train_round(
+                    algorithm,
+                    state,
+                    cohort_states,
+                    Round(round, root, data.read(selection), axis),
+                    hyper,
                 )
                 client_states = scatter(
                     algorithm.client_states, client_states, selection.clients, cohort_states
@@ -318,6 +239,14 @@ def _training(
         of_seeds = (state, client_states, seeds) + ((hyper,) if hyper_per_seed else ())
         return over_seeds(one_seed)(*of_seeds)
 
+    return train
+
+
+def _streamed_training(
+    algorithm: FederatedAlgorithm, over_seeds: _OverSeeds, axis: str | None
+) -> Callable[..., _AfterRounds]:
+    """Returns `Programs.train_streamed`."""
+
     def train_streamed(
         state: PyTree,
         client_states: PyTree,
@@ -329,36 +258,42 @@ def _training(
         def one_seed(
             state: PyTree, client_states: PyTree, seed: jax.Array, inputs: Inputs
         ) -> _AfterRounds:
-            root = jax.random.key(seed)
-            state, client_states, metrics = train_round(
-                state, client_states, root, round, hyper, inputs
+            state, client_states, metrics = _train_round(
+                algorithm,
+                state,
+                client_states,
+                Round(round, jax.random.key(seed), inputs, axis),
+                hyper,
             )
             return state, client_states, jax.tree.map(lambda value: value[None], stacked(metrics))
 
         return over_seeds(one_seed)(state, client_states, seeds, inputs)
 
-    return train, train_streamed
+    return train_streamed
+
+
+def _train_round(
+    algorithm: FederatedAlgorithm,
+    state: PyTree,
+    client_states: PyTree,
+    round: Round,
+    hyper: PyTree,
+) -> _AfterRounds:
+    state, client_states, metrics = traced_once(algorithm.round)(state, client_states, round, hyper)
+    return *strongly_typed((state, client_states)), metrics
 
 
 def _evaluation(
-    algorithm: FederatedAlgorithm,
-    over_seeds: _OverSeeds,
-    measure: Callable[[Predictor, PyTree, EvaluationSplit], dict[str, jax.Array]],
-) -> tuple[Callable[..., Stacked], Callable[..., Stacked], Callable[..., _OfSplits]]:
-    """Returns (evaluate, finite, evaluate_personal) of `Programs`.
-
-    Args:
-      algorithm: whose models are evaluated.
-      over_seeds: makes a function of all seeds from one of a single seed.
-      measure: (Predictor, Variables, EvaluationSplit) -> metric -> value.
-    """
+    algorithm: FederatedAlgorithm, over_seeds: _OverSeeds, measure: _Measure
+) -> Callable[..., Stacked]:
+    """Returns `Programs.evaluate`."""
     predictors = algorithm.predictors
 
     def evaluate(state: PyTree, splits: Mapping[str, EvaluationSplit]) -> Stacked:
-        def alike(
+        def evaluate_group(
             names: list[str], variables: Mapping[str, PyTree], examples: EvaluationSplit
         ) -> _OfModels:
-            """Models of one network, by one program."""
+            """Evaluates models of one network by one program."""
             predictor = predictors[names[0]]
 
             def one_model(variables: PyTree) -> dict[str, jax.Array]:
@@ -368,26 +303,32 @@ def _evaluation(
                 return {names[0]: one_model(variables[names[0]])}
             of_all = variables[names[0]]
             if len(names) > 1:
-                each = [variables[name] for name in names]
-                of_all = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+                variables_of_models = [variables[name] for name in names]
+                of_all = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables_of_models)
                 predictor = predictor._replace(members=tuple(names))
             return by_member(names[0], predictor, jax.lax.map(one_model, of_all))
 
         def one_seed(state: PyTree) -> Stacked:
             variables = {n: predictor.variables(state) for n, predictor in predictors.items()}
-            groups = _of_one_network(predictors, variables)
+            groups = _groups_of_one_network(predictors, variables)
             return stacked(
                 {
                     split: {
                         model: values
                         for names in groups
-                        for model, values in alike(names, variables, examples).items()
+                        for model, values in evaluate_group(names, variables, examples).items()
                     }
                     for split, examples in splits.items()
                 }
             )
 
         return over_seeds(one_seed)(state)
+
+    return evaluate
+
+
+def _finite_check(algorithm: FederatedAlgorithm, over_seeds: _OverSeeds) -> Callable[..., Stacked]:
+    """Returns `Programs.finite`."""
 
     def finite(state: PyTree) -> Stacked:
         def one_seed(state: PyTree) -> Stacked:
@@ -398,6 +339,14 @@ def _evaluation(
             return stacked(by_model)
 
         return over_seeds(one_seed)(state)
+
+    return finite
+
+
+def _personal_evaluation(
+    algorithm: FederatedAlgorithm, over_seeds: _OverSeeds, measure: _Measure
+) -> Callable[..., _OfSplits]:
+    """Returns `Programs.evaluate_personal`."""
 
     def evaluate_personal(
         state: PyTree,
@@ -434,10 +383,10 @@ def _evaluation(
 
         return over_seeds(one_seed)(state, client_states)
 
-    return evaluate, finite, evaluate_personal
+    return evaluate_personal
 
 
-def _of_one_network(
+def _groups_of_one_network(
     predictors: Mapping[str, Predictor], variables: Mapping[str, PyTree]
 ) -> list[list[str]]:
     """The predictors' names, grouped by predictors that differ only in the values of their variables."""
@@ -463,7 +412,7 @@ def _shapes(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
-def _of_clients(
+def _evaluation_on_clients(
     models: ClientModels,
     group: str,
     over_seeds: _OverSeeds,
@@ -519,7 +468,7 @@ def _streamed_specs(*arguments: PyTree) -> tuple[PyTree, ...]:
     """Everything is replicated except the columns of cohorts, which `place_inputs` shards."""
     *others, inputs = jax.tree.map(lambda leaf: PartitionSpec(), arguments)
     cohorts = {
-        pool: replace(cohort, columns=dict.fromkeys(cohort.columns, _SHARDED))
+        pool: replace(cohort, columns=dict.fromkeys(cohort.columns, SHARDED))
         for pool, cohort in inputs.cohorts.items()
     }
     return (*others, replace(inputs, cohorts=cohorts))

@@ -18,7 +18,8 @@ from fedcodist.core.restart import restarted
 from fedcodist.run.blocks import Trained
 from fedcodist.run.checkpoint import Checkpoint, load_checkpoint, set_damaged_aside
 from fedcodist.run.folder_check import RunFolderError
-from fedcodist.run.programs import Programs, replicate
+from fedcodist.run.placement import replicate
+from fedcodist.run.programs import Programs
 from fedcodist.run.run_folder import RunFolder
 
 PyTree = Any

@@ -15,13 +15,8 @@ from fedcodist.run.blocks import Trained, in_blocks
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.experiment import Experiment, longest_block
 from fedcodist.run.metrics_lines import FINITE
-from fedcodist.run.programs import (
-    Programs,
-    all_devices,
-    build_programs,
-    replicate,
-    replicate_data,
-)
+from fedcodist.run.placement import all_devices, replicate, replicate_data
+from fedcodist.run.programs import Programs, build_programs
 from fedcodist.run.sources import ResidentData
 
 PyTree = Any

@@ -43,7 +43,7 @@ def test_what_is_called_counts_at_every_call():
 
 @pytest.mark.parametrize("workload", BOUNDS)
 def test_rounds_do_not_grow(workload, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcodist.run.programs.all_devices", lambda: None)
+    monkeypatch.setattr("fedcodist.run.placement.all_devices", lambda: None)
     path = tmp_path / "inputs.npz"
     side_by_side.make_inputs.write(workload, path)
     lowered = ours.prepare(ours.read_inputs(path, workload), 1).lowered()

@@ -18,7 +18,7 @@ from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.distillation.divergences import kl_divergence
 from fedcodist.distillation.loop import distill, frozen
 from fedcodist.distillation.settings import Distillation
-from fedcodist.run.programs import AXIS, all_devices
+from fedcodist.run.placement import AXIS, all_devices
 from fedcodist.text import lstm
 from fedcodist.text.lstm import LSTMLanguageModel
 from fedcodist.text.next_token import language_model, next_tokens

@@ -25,12 +25,8 @@ from fedcodist.data.prepared import load_prepared, save_prepared
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split
-from fedcodist.run.programs import (
-    AXIS,
-    build_programs,
-    replicate,
-    replicate_data,
-)
+from fedcodist.run.placement import AXIS, replicate, replicate_data
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data
 from fedcodist.run.stacked import stacked
 

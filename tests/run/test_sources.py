@@ -32,7 +32,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP
 from fedcodist.run.blocks import Trained, in_blocks
-from fedcodist.run.programs import AXIS, build_programs, own_devices, place_inputs
+from fedcodist.run.placement import AXIS, own_devices, place_inputs
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data, stack_inputs
 from fedcodist.run.stacked import Stacked
 

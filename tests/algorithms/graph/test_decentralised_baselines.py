@@ -26,7 +26,8 @@ from fedcodist.core.metrics import accuracy
 from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.core.shuffling import stream_positions
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.run.programs import build_programs, replicate
+from fedcodist.run.placement import replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

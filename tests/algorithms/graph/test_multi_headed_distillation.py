@@ -32,7 +32,8 @@ from fedcodist.models.resnet_imagenet import resnet18, resnet34
 from fedcodist.run.blocks import Trained
 from fedcodist.run.checkpoint import save_checkpoint
 from fedcodist.run.experiment import Experiment, run_experiment
-from fedcodist.run.programs import build_programs, replicate
+from fedcodist.run.placement import replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.resume import start_or_resume, whole_state
 from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import resident_data

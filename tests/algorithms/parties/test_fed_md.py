@@ -25,7 +25,8 @@ from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_line
 from fedcodist.core.shuffling import stratified_sample
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.fed_md import FedMDNetwork
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -27,7 +27,8 @@ from fedcodist.core.restart import restarted
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.validation import VALIDATION, ValidationData, validation_indices
 from fedcodist.run.evaluation import evaluation_split
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -18,7 +18,8 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import MLP
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

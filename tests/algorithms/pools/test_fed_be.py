@@ -32,7 +32,8 @@ from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.experiment import Experiment, run_experiment
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -18,7 +18,8 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.headed import headed
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -44,7 +44,8 @@ from fedcodist.distillation.validation import VALIDATION, ValidationData
 from fedcodist.models.digits import MLP
 from fedcodist.run.evaluation import evaluation_split
 from fedcodist.run.experiment import Experiment, check_experiment
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import StreamedData, resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

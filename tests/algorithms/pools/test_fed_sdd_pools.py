@@ -20,7 +20,8 @@ from fedcodist.distillation.ensembles import ENSEMBLE
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.privacy.private import private
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

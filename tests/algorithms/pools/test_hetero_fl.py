@@ -32,7 +32,8 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
-from fedcodist.run.programs import AXIS, build_programs, replicate
+from fedcodist.run.placement import AXIS, replicate
+from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
