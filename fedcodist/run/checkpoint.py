@@ -3,7 +3,7 @@
 A file is written under another name, flushed to the disk and then renamed. So a process that is killed
 at any moment leaves at least the previous checkpoint. Flax's serialisation is enough, since every
 process has the whole state: orbax's coordination of hosts is not needed. `run/resume.py` decides what
-`state` holds, and `run/experiment.py` what `notes` hold.
+`state` holds, and `run/training_loop.py` what `notes` hold.
 """
 
 import hashlib

@@ -1,42 +1,24 @@
-"""The training loop of all algorithms: compiled blocks of rounds, evaluation, checkpoints, logging."""
+"""`run_experiment`: what determines a run's results, its checks, its run folder and its outcome."""
 
 import contextlib
 import os
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_boolean, check_text, shown
-from fedcodist.core.client_states import HostClientStates
-from fedcodist.core.method import FederatedAlgorithm, by_member
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected_padding
 from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.privacy.accounting import PrivacyBudget
-from fedcodist.run.blocks import Trained, in_blocks
-from fedcodist.run.callbacks import (
-    Callback,
-    Decision,
-    call_callbacks,
-    check_callbacks,
-    finish_callbacks,
-    start_callbacks,
-)
-from fedcodist.run.checkpoint import save_checkpoint
-from fedcodist.run.client_evaluation import ClientEvaluator, client_evaluation
-from fedcodist.run.client_metrics import (
-    CLIENTS,
-    ClientMetrics,
-    client_records,
-)
+from fedcodist.run.callbacks import Callback, check_callbacks, finish_callbacks, start_callbacks
+from fedcodist.run.client_metrics import ClientMetrics
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
-from fedcodist.run.divergence import check_finite, check_finite_models
 from fedcodist.run.experiment_checks import (
     check_programs,
     check_settings,
@@ -44,24 +26,15 @@ from fedcodist.run.experiment_checks import (
     check_storable,
 )
 from fedcodist.run.identity import hyper_of, identity_of, start_of
-from fedcodist.run.kept import KeptState
-from fedcodist.run.metrics_lines import (
-    WHAT_IS_MEASURED,
-    Record,
-    evaluation_records,
-    final_metrics,
-    summary_of,
-    training_records,
-)
-from fedcodist.run.metrics_text import current_text, final_text
-from fedcodist.run.model_evaluation import EvaluateModels, model_evaluation, on_devices
-from fedcodist.run.placement import all_devices, on_host, replicate, replicate_data
-from fedcodist.run.privacy_spent import PrivacyMeter
+from fedcodist.run.metrics_lines import Record
+from fedcodist.run.metrics_text import final_text
+from fedcodist.run.placement import all_devices
 from fedcodist.run.programs import MadeOf, Programs, build_programs
 from fedcodist.run.progress import progress
-from fedcodist.run.resume import check_same_run, start_or_resume, whole_state, whole_state_shapes
+from fedcodist.run.resume import check_same_run
 from fedcodist.run.run_folder import RunFolder
 from fedcodist.run.sources import ResidentData, StreamedData
+from fedcodist.run.training_loop import TrainingLoop, models_on_host
 
 PyTree = Any
 _LEAST_METRICS_ROOM = 1000  # rounds; a program's buffer of metrics is never smaller
@@ -197,7 +170,7 @@ def run_experiment(
     if experiment.start is not None:
         check_start(experiment)
     if programs is not None:
-        check_programs(programs.made_of, _made_of(experiment))
+        check_programs(programs.made_of, _program_arguments(experiment))
     check_callbacks(callbacks, experiment)
     is_writer = jax.process_index() == 0
     opened: contextlib.AbstractContextManager[RunFolder | None] = contextlib.nullcontext()
@@ -245,18 +218,18 @@ def check_experiment(experiment: Experiment) -> int:
 
 def experiment_programs(experiment: Experiment) -> Programs:
     """The programs that `run_experiment` runs, over all devices; nothing compiles yet."""
-    of = _made_of(experiment)
+    arguments = _program_arguments(experiment)
     return build_programs(
-        of.algorithm,
-        of.interval,
+        arguments.algorithm,
+        arguments.interval,
         all_devices(),
-        of.seeds_loop,
-        of.evaluation_batch_size,
-        of.evaluation_preprocess,
+        arguments.seeds_loop,
+        arguments.evaluation_batch_size,
+        arguments.evaluation_preprocess,
     )
 
 
-def _made_of(experiment: Experiment) -> MadeOf:
+def _program_arguments(experiment: Experiment) -> MadeOf:
     return MadeOf(
         experiment.algorithm,
         longest_block(experiment),
@@ -339,207 +312,35 @@ def _run(
     name: str,
     programs: Programs | None,
 ) -> Outcome:
-    is_writer, mesh = jax.process_index() == 0, all_devices()
-    algorithm, seeds = experiment.algorithm, _seeds(experiment)
-    programs, device_seeds = programs or experiment_programs(experiment), replicate(seeds, mesh)
-    splits = on_devices(experiment.splits, mesh)
-    data, host_client_states = _placed(experiment, mesh)
-    trained, first_round, notes = start_or_resume(
-        programs, device_seeds, mesh, folder, experiment, host_client_states
-    )
-    hyper = replicate(jax.tree.map(_as_float, algorithm.hyper), mesh)
-    of_run = (mesh, device_seeds, hyper, host_client_states)
-    train = in_blocks(programs, data, experiment.rounds, *of_run)
-    evaluate_clients = client_evaluation(programs, experiment, data, *of_run)
-    evaluator = ClientEvaluator(
-        evaluate_clients, experiment, folder.path / CLIENTS if folder else None
-    )
-    evaluate = model_evaluation(programs, experiment, mesh, host_client_states)
+    is_shown = show_progress and jax.process_index() == 0
+    name = name or experiment.algorithm.name
+    programs = programs or experiment_programs(experiment)
+    loop = TrainingLoop(experiment, programs, all_devices(), checkpoint_every, folder, callbacks)
+    was_finished = loop.is_finished()
+    with progress(name, experiment.rounds, loop.round, is_shown and not was_finished) as show:
+        loop.run(show)
 
-    records: list[Record] = folder.records(WHAT_IS_MEASURED) if folder and is_writer else []
-    started, seconds_before = time.monotonic(), notes["seconds"]
-    checkpoints = folder.checkpoints if folder else None
-    kept_state = KeptState(checkpoints, notes.get("kept"), is_writer)
-    stopped: str = notes.get("stopped", "")
-    meter = PrivacyMeter(algorithm.privacy, experiment.rounds, experiment.privacy)
-    is_personal = {name for models in algorithm.personal_models.values() for name in models}
-
-    def measured(round: int, evaluation: Any) -> list[Record]:
-        lines = evaluation_records(round, evaluation, seeds)
-        # Personal models stay with their clients, who see their own examples anyway.
-        return meter.with_epsilon(round, lines, {line["model"] for line in lines} - is_personal)
-
-    def measured_on_clients(round: int, is_last: bool) -> list[Record]:
-        lines = client_records(round, evaluator.evaluate(trained, round, is_last), seeds)
-        return meter.with_epsilon(round, lines, algorithm.predictors)
-
-    def log(new: list[Record]) -> Decision:
-        """Passes metrics lines to the run folder and to callbacks; returns what these decide."""
-        records.extend(new)
-        if folder:
-            notes["metrics_length"] = folder.append_metrics(new)
-        models = lambda: dict(_models(algorithm, on_host(trained.state)))
-        # Callbacks are not called with nothing, as they may look at the first line.
-        return call_callbacks(callbacks, new, models, records) if new else Decision()
-
-    def report(round: int, history: list[dict[str, np.ndarray]]) -> str:
-        """Evaluates, shows and logs; returns what callbacks decide."""
-        check_finite_models(round, programs.finite(trained.state), seeds)
-        evaluation = evaluate(trained, splits)
-        is_last = round == experiment.rounds
-        if is_last and experiment.final_splits:
-            evaluation |= evaluate(trained, on_devices(experiment.final_splits, mesh))
-        new = measured(round, evaluation)
-        text = current_text(new)
-        new += measured_on_clients(round, is_last)
-        decision = log(new + training_records(round, history, seeds))
-        if decision.keep:
-            kept_state.keep(round, lambda: whole_state(algorithm, trained, host_client_states))
-        why = "; ".join(filter(None, (decision.stop, meter.why_stopped(round))))
-        if why and not is_last:
-            final = measured(round, evaluate(trained, on_devices(experiment.final_splits, mesh)))
-            final += measured_on_clients(round, is_last=True)
-            place = lambda record: (record["model"], record["split"])
-            logged = set(map(place, new))
-            log([record for record in final if place(record) not in logged])
-        show(round, text)
-        return "" if is_last else why
-
-    def save(folder: RunFolder, round: int) -> None:
-        notes["seconds"] = seconds_before + time.monotonic() - started
-        notes["rounds"] = experiment.rounds
-        notes.update({"stopped": stopped} if stopped else {})
-        notes.update({} if kept_state.round is None else {"kept": kept_state.round})
-        if is_writer:
-            kept_state.save()
-            state = on_host(whole_state(algorithm, trained, host_client_states))
-            save_checkpoint(folder.checkpoints, round, state, notes)
-
-    is_shown, name = show_progress and is_writer, name or algorithm.name
-    was_finished = first_round == experiment.rounds or bool(stopped)
-    with progress(name, experiment.rounds, first_round, is_shown and not was_finished) as show:
-        round, history = first_round, list[dict[str, np.ndarray]]()
-        if round == 0 and not stopped:
-            stopped = report(round, history)
-            if folder and stopped:
-                save(folder, round)
-        elif not stopped and meter.last_round <= round < experiment.rounds:
-            # The run has grown, but it had spent its budget in what was its last round.
-            stopped = meter.why_stopped(round)
-            if folder:
-                save(folder, round)
-        while round < experiment.rounds and not stopped:
-            until = min(_next_evaluation(experiment, round), meter.last_round)
-            began = time.monotonic()
-            trained, block = train(trained, round, until - round)
-            count = next(iter(block.values())).shape[1]
-            if round > first_round:  # the first block was compiled
-                notes["timed_rounds"] += count
-                notes["timed_seconds"] += time.monotonic() - began
-            check_finite(round, block, seeds, algorithm)
-            history.append(block)
-            round += count
-            if round != until:
-                show(round)
-                continue
-            stopped = report(round, history)
-            history = []
-            if folder and (round % checkpoint_every == 0 or round == experiment.rounds or stopped):
-                save(folder, round)
-
-    variables = dict(_models(algorithm, trained.state))
-    kept, of_kept = _kept(
-        experiment, kept_state, trained, host_client_states, evaluate, mesh, records, round
-    )
-    seconds = seconds_before + time.monotonic() - started
-    per_round = notes["timed_seconds"] / notes["timed_rounds"] if notes["timed_rounds"] else None
-    summary = summary_of(experiment, records, variables, seconds, per_round, round, stopped)
-    summary |= meter.summary(round)
+    variables = models_on_host(experiment.algorithm, loop.trained.state)
+    kept, kept_metrics = None, {}
+    if kept_states := loop.kept_states():
+        kept = Kept(kept_states.round, models_on_host(experiment.algorithm, kept_states.state))
+        kept_metrics = loop.kept_metrics(kept_states)
+    summary = loop.summary(variables)
     if kept:
-        summary["kept"] = {"round": kept.round, "final": of_kept}
+        summary["kept"] = {"round": kept.round, "final": kept_metrics}
     if folder:
         folder.write_summary(summary)
     if is_shown:
         _print_final(name, experiment, summary, was_finished)
     return Outcome(
-        records,
+        loop.records,
         variables,
         summary,
-        trained.state,
+        loop.trained.state,
         kept,
-        evaluator.newest(),
-        trained.client_states if host_client_states is None else host_client_states,
+        loop.evaluator.newest(),
+        loop.client_states(),
     )
-
-
-def _seeds(experiment: Experiment) -> np.ndarray:
-    return np.arange(experiment.seeds, dtype=np.uint32) + np.uint32(experiment.seed)
-
-
-def _placed(
-    experiment: Experiment, mesh: Mesh | None
-) -> tuple[ResidentData | StreamedData, HostClientStates | None]:
-    """(clients' data, on the devices if resident; client states on the host if data are streamed)."""
-    if isinstance(experiment.data, StreamedData):
-        states = HostClientStates(experiment.algorithm.client_states, experiment.seeds)
-        return experiment.data, states
-    return replicate_data(experiment.data, mesh), None
-
-
-def _as_float(value: Any) -> np.ndarray:
-    return np.asarray(value, jax.dtypes.canonicalize_dtype(float))
-
-
-def _models(algorithm: FederatedAlgorithm, state: PyTree) -> Iterator[tuple[str, Variables]]:
-    """Every model's name and Variables, leaves [seeds, ...] on the host."""
-    for name, predictor in algorithm.predictors.items():
-        variables = on_host(jax.vmap(predictor.variables)(state))
-        yield from by_member(name, predictor, variables, axis=1).items()
-
-
-def _next_evaluation(experiment: Experiment, round: int) -> int:
-    """The first round after this one that is evaluated."""
-    every = experiment.evaluate_every
-    further = (also for also in experiment.evaluate_also if also > round)
-    return min((round // every + 1) * every, experiment.rounds, *further)
-
-
-def _kept(
-    experiment: Experiment,
-    kept_state: KeptState,
-    trained: Trained,
-    host_client_states: HostClientStates | None,
-    evaluate: EvaluateModels,
-    mesh: Mesh | None,
-    records: Sequence[Record],
-    last_round: int,
-) -> tuple[Kept | None, dict[str, Any] | None]:
-    """(Kept, metrics of its models, also on final splits), or (None, None)."""
-    like = whole_state_shapes(
-        trained.state, trained.client_states, host_client_states, experiment.algorithm.host_state
-    )
-    whole = kept_state.whole(like)
-    if whole is None or kept_state.round is None:
-        return None, None
-    state, client_states = whole[:2]
-    of_round = [record for record in records if record["round"] == kept_state.round]
-    if kept_state.round != last_round:
-        # A run that has grown since was evaluated on them in this round, its last one then.
-        final = {*experiment.final_splits, *experiment.final_client_splits}
-        of_round = [line for line in of_round if line["split"] not in final]
-    if kept_state.round != last_round and experiment.final_splits:
-        final_splits = on_devices(experiment.final_splits, mesh)
-        if host_client_states is None:
-            best = Trained(*replicate((state, client_states), mesh))
-            evaluation = evaluate(best, final_splits)
-        else:
-            last = host_client_states.state()
-            host_client_states.restore(client_states)
-            evaluation = evaluate(Trained(replicate(state, mesh), None), final_splits)
-            host_client_states.restore(last)
-        of_round += evaluation_records(kept_state.round, evaluation, _seeds(experiment))
-    kept = Kept(kept_state.round, dict(_models(experiment.algorithm, state)))
-    return kept, final_metrics(of_round, kept.round)
 
 
 def _print_final(

@@ -162,7 +162,7 @@ def test_every_method_of_parties_goes_on_from_the_same_models(method):
 
 def test_a_finished_run_is_not_run_again(finished, monkeypatch, capsys):
     folder, start, _ = finished
-    monkeypatch.setattr("fedcodist.run.experiment.in_blocks", lambda *_: None)
+    monkeypatch.setattr("fedcodist.run.training_loop.in_blocks", lambda *_: None)
     config = small_config()
     again = phases.run_phases(config, load_data(config.data), folder)
     jax.tree.map(np.testing.assert_array_equal, again, start)
