@@ -19,6 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
 from fedcodist.run import compilation_cache, launch
+from fedcodist.run.cluster import ClusterError, check_cluster, join_cluster, supervise_host
 from fedcodist.run.folder_check import RunFolderError, check_folder
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
         command_line.parse(arguments, flags.FLAGS, required=("config", "workdir"))
         if "name" not in _CONFIG.value:
             raise ValueError("the config lacks 'name'.")
-        cluster = launch.check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
+        cluster = check_cluster(_COORDINATOR.value, _NUM_HOSTS.value, _HOST.value)
         is_distributed = _DISTRIBUTED.value or cluster is not None
         processes = _processes(is_distributed)
     except command_line.PARSE_ERRORS as error:
@@ -75,11 +76,11 @@ def main(arguments: list[str]) -> int:
         # The import of JAX comes after parsing, so that a mistyped flag is reported at once.
         try:
             if is_distributed:
-                launch.join_cluster(cluster, workdir / "logs")
+                join_cluster(cluster, workdir / "logs")
             else:
                 launch.join()
             return _run(workdir)
-        except launch.ClusterError as error:
+        except ClusterError as error:
             return command_line.refuse(error)
         except RuntimeError as error:
             if not launch.is_disconnection(error):
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> int:
             return launch.DISCONNECTED
     program = [sys.executable, "-m", "fedcodist.commands.run", *arguments[1:]]
     if is_distributed:
-        return launch.supervise_host(program)
+        return supervise_host(program)
     try:
         return launch.supervise(
             program, processes, lambda: _newest_checkpoint(workdir), logs=workdir / "logs"

@@ -3,7 +3,7 @@
 On a CPU there is one process per core, with one device and one thread, joined by `jax.distributed`.
 This layout is the fastest, and it is safe. Several virtual devices in one process would share a pool of
 threads, in which a waiting collective can block the one that it waits for. The program is the same as on
-many machines, where every machine's command starts one process (`supervise_host`).
+many machines, where every machine's command starts one process (`fedcodist.run.cluster`).
 """
 
 import contextlib
@@ -15,24 +15,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedcodist.core.child_processes import INTERRUPTED as INTERRUPTED
 from fedcodist.core.child_processes import start, stop, until_interrupted
+from fedcodist.run.native_logs import log_native_errors, silent
 
 RANK = "FEDCODIST_PROCESS"
 COUNT = "FEDCODIST_PROCESSES"
 COORDINATOR = "FEDCODIST_COORDINATOR"
+# The pipe by which a process of a run on many machines tells that it has joined them.
+JOINED = "FEDCODIST_JOINED"
 _LOGS = "FEDCODIST_LOGS"
-_JOINED = "FEDCODIST_JOINED"
 USER_ERROR = 2
 DISCONNECTED = 3
-_RESUME = "the same command on all machines goes on from the last checkpoint"
-# A killed process is mostly noticed at once, since its connections close; a lost machine is not.
-_SECONDS_WITHOUT_HEARTBEAT = 30
-_SECONDS_TO_JOIN = 300
 _ATTEMPTS_WITHOUT_PROGRESS = 3
 # Cohorts are small. Further cores become threads.
 _MOST_PROCESSES = 16
@@ -74,55 +71,8 @@ def check_processes(name: str, value: int) -> int:
     return value
 
 
-class ClusterError(ValueError):
-    """The machines of a run cannot be joined. The message is one line."""
-
-
-class Cluster(NamedTuple):
-    """Where the machines of a run meet.
-
-    Attributes:
-      coordinator: address and a free port of host 0, 'host:port'.
-      num_hosts: number of machines.
-      host: index of this machine, from 0.
-    """
-
-    coordinator: str
-    num_hosts: int
-    host: int
-
-
-def check_cluster(
-    coordinator: str | None, num_hosts: int | None, host: int | None
-) -> Cluster | None:
-    """The cluster that three flags describe; None if none of them is given.
-
-    Raises:
-      ClusterError: names the flag and what is allowed.
-    """
-    flags = {"coordinator": coordinator, "num_hosts": num_hosts, "host": host}
-    missing = [f"--{name}" for name, value in flags.items() if value is None]
-    if len(missing) == len(flags):
-        return None
-    if missing or coordinator is None or num_hosts is None or host is None:
-        raise ClusterError(
-            "--coordinator, --num_hosts and --host must be given together, "
-            f"{' and '.join(missing)} missing."
-        )
-    name, _, port = coordinator.rpartition(":")
-    if not name or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ClusterError(
-            f"--coordinator must be HOST:PORT with a port of 1 to 65535, got {coordinator!r}."
-        )
-    if num_hosts < 1:
-        raise ClusterError(f"--num_hosts must be at least 1, got {num_hosts}.")
-    if not 0 <= host < num_hosts:
-        raise ClusterError(f"--host must be between 0 and {num_hosts - 1}, got {host}.")
-    return Cluster(coordinator, num_hosts, host)
-
-
 def is_child() -> bool:
-    """Whether this process was started by `supervise` or `supervise_host`."""
+    """Whether this process was started by `supervise` or by `cluster.supervise_host`."""
     return RANK in os.environ
 
 
@@ -141,7 +91,7 @@ def join() -> None:
         return
     rank = int(os.environ[RANK])
     if rank == 0 and _LOGS in os.environ:
-        _log_native_errors(Path(os.environ[_LOGS]) / "process_0.log")
+        log_native_errors(Path(os.environ[_LOGS]) / "process_0.log")
     take_cores(rank, count)
     _schedule_in_batches()
     import jax
@@ -151,61 +101,17 @@ def join() -> None:
     # Everybody who reaches the coordinator could join the run, so it listens on the loopback only.
     jax.distributed.initialize(address, count, rank, coordinator_bind_address=address)
     _connect_on_loopback()
-    with _silent():
+    with silent():
         # The first collective prints messages about connections.
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("fedcodist")
 
 
-def join_cluster(cluster: Cluster | None, logs: Path) -> None:
-    """Makes this process part of a run on many machines. Call it before any use of JAX.
-
-    From then on, output of C++ code goes to a log. JAX ends a process that has lost the others with
-    twenty lines and SIGABRT; `supervise_host` prints one line instead.
-
-    Args:
-      cluster: where the machines meet; None lets JAX detect it (TPU pods, Slurm, Kubernetes, MPI).
-      logs: folder of the logs, one for each process.
-
-    Raises:
-      ClusterError: JAX found no cluster, or the log cannot be written.
-    """
-    import jax
-
-    if cluster is not None and cluster.host == 0:
-        _check_port(cluster)
-    coordinator, num_hosts, host = cluster or (None, None, None)
-    try:
-        jax.distributed.initialize(
-            coordinator,
-            num_hosts,
-            host,
-            cluster_detection_method="deactivate" if cluster else None,
-            initialization_timeout=_SECONDS_TO_JOIN,
-            heartbeat_timeout_seconds=_SECONDS_WITHOUT_HEARTBEAT,
-        )
-    except (ValueError, RuntimeError) as error:
-        if cluster is not None:
-            raise
-        raise ClusterError(
-            f"--distributed found no cluster that it can join ({str(error).rstrip('.')}); elsewhere, "
-            "give --coordinator, --num_hosts and --host."
-        ) from error
-    path = logs / f"process_{jax.process_index()}.log"
-    try:
-        _log_native_output(path)
-    except OSError as error:
-        raise ClusterError(f"cannot write in {logs} on this machine: {error.strerror}.") from error
-    if _JOINED in os.environ:
-        os.write(int(os.environ[_JOINED]), str(path).encode())
-    _connect_devices()
-
-
 def is_disconnection(error: RuntimeError) -> bool:
     """Whether an error means that another process of the run has ended. Logs such an error."""
     signs = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
-    is_one_of_several = _JOINED in os.environ or processes_here() > 1
+    is_one_of_several = JOINED in os.environ or processes_here() > 1
     gone = is_one_of_several and any(sign in str(error) for sign in signs)
     if gone:
         os.write(2, f"{error}\n".encode())
@@ -216,7 +122,7 @@ def leave(status: int) -> None:
     """Ends a failed process, without waiting for the others at jax.distributed's exit barrier."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if _JOINED in os.environ and status != DISCONNECTED:
+    if JOINED in os.environ and status != DISCONNECTED:
         # All processes print a user's error; if the coordinator ended at once, the others would abort.
         time.sleep(1)
     os._exit(status)
@@ -317,44 +223,6 @@ def _supervised(
         print(f"a process was stopped by {reason}: starting again from {origin}.", flush=True)
 
 
-def supervise_host(command: Sequence[str]) -> int:
-    """Runs a command as this machine's process of a run on many machines; returns its exit status.
-
-    The process ends with this one, however it ends. If it or another machine's process is stopped, one
-    line is printed. Nothing is started again, since all machines must start together.
-
-    Args:
-      command: the program, which calls `join_cluster`, and its arguments.
-    """
-    return until_interrupted(lambda: _supervised_host(command), f"interrupted: {_RESUME}.")
-
-
-def _supervised_host(command: Sequence[str]) -> int:
-    reading, writing = os.pipe()
-    joined = {RANK: "0", COUNT: "1", _JOINED: str(writing)}
-    child = start(command, env=os.environ | joined, stdin=subprocess.DEVNULL, pass_fds=(writing,))
-    os.close(writing)
-    try:
-        status = child.wait()
-    finally:
-        stop([child], seconds=0)
-        with os.fdopen(reading, "rb") as pipe:
-            log = pipe.read().decode()
-    if status == DISCONNECTED or (status == -signal.SIGABRT and log):
-        reason = f"another process of the run ended or did not answer: {_RESUME}."
-    elif status < 0 and not log:
-        reason = (
-            f"the machines did not find each other within {_SECONDS_TO_JOIN} s: is the command "
-            "running on all of them, with the same coordinator?"
-        )
-    elif status < 0:
-        reason = f"stopped by {signal.Signals(-status).name}: {_RESUME}."
-    else:
-        return status
-    print(f"error: {reason}{f' See {log}.' if log else ''}", file=sys.stderr, flush=True)
-    return 1
-
-
 def _start_local(
     command: Sequence[str], rank: int, processes: int, port: int, logs: Path | None
 ) -> subprocess.Popen:
@@ -403,18 +271,6 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
     return (stopped or failed or [DISCONNECTED])[0]
 
 
-def _check_port(cluster: Cluster) -> None:
-    """Raises ClusterError if host 0 cannot listen: JAX would end in a segmentation fault."""
-    port = int(cluster.coordinator.rpartition(":")[2])
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        raise ClusterError(
-            f"--coordinator: port {port} cannot be used on this machine, which is host 0: "
-            f"{error.strerror}."
-        ) from error
-
-
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -435,64 +291,3 @@ def _connect_on_loopback() -> None:
 
         make = xla_bridge._jax.make_gloo_tcp_collectives
         xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(make, hostname="127.0.0.1")
-
-
-def _connect_devices() -> None:
-    """Connects processes and devices now.
-
-    On a CPU all must connect within 30 s. Later this could take too long: one process may still compile
-    while another has read its programs from the disk.
-    """
-    import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("fedcodist")
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("devices",))
-    nothing = jax.sharding.PartitionSpec()
-
-    def total() -> jax.Array:
-        # The sum of a constant would be computed without any connection.
-        return jax.lax.psum(jax.lax.axis_index("devices"), "devices")
-
-    summed = jax.shard_map(total, mesh=mesh, in_specs=(), out_specs=nothing)
-    jax.block_until_ready(jax.jit(summed)())
-
-
-def _log_native_output(path: Path, streams: Sequence[str] = ("stdout", "stderr")) -> None:
-    """Sends output of C++ code to a log; that of Python still goes where it went."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as log:
-        for name in streams:
-            before, descriptor = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
-            before.flush()
-            now = os.fdopen(os.dup(descriptor), "w", 1, before.encoding, before.errors)
-            setattr(sys, name, now)
-            os.dup2(log.fileno(), descriptor)
-
-
-def _log_native_errors(path: Path) -> None:
-    """Sends errors of C++ code to a log: XLA and Gloo print them when a process has ended.
-
-    Standard output stays, since a live display needs the terminal's width.
-    """
-    with contextlib.suppress(OSError):  # the run itself refuses a folder that cannot be written
-        _log_native_output(path, ("stderr",))
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Discards what C++ code prints to standard output and error."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(saved[0], 1)
-        os.dup2(saved[1], 2)
-        for descriptor in (*saved, nothing):
-            os.close(descriptor)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -284,8 +283,9 @@ if rank == 1:
     time.sleep(0.5 if (folder / "starts_1").stat().st_size == 1 else 0)
     os.kill(os.getpid(), signal.SIGKILL) if (folder / "starts_1").stat().st_size == 1 else sys.exit(0)
 from fedcodist.run import launch
+from fedcodist.run.native_logs import log_native_errors
 if starts() == 1:
-    launch._log_native_errors(pathlib.Path(os.environ[{launch._LOGS!r}]) / "process_0.log")
+    log_native_errors(pathlib.Path(os.environ[{launch._LOGS!r}]) / "process_0.log")
     time.sleep(1)
     os.write(2, b"E1 gloo: line\\n" * 26)
     error = RuntimeError("Gloo all-reduce failed: Connection closed by peer")
@@ -364,94 +364,3 @@ def _wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-# One process per machine.
-
-JOIN = f"os.write(int(os.environ[{launch._JOINED!r}]), b'process_0.log')\n"
-
-
-def supervise_host(program: str, folder: Path) -> int:
-    return launch.supervise_host([sys.executable, "-c", PREAMBLE + program, str(folder)])
-
-
-@pytest.mark.parametrize("join", ["", JOIN])
-@pytest.mark.parametrize("status", [0, 1, 2, 7])
-def test_the_exit_status_of_a_host_is_its_process_own(status, join, tmp_path, capfd):
-    assert supervise_host(f"{join}starts(); sys.exit({status})", tmp_path) == status
-    assert starts(tmp_path) == 1
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("program", "line"),
-    [
-        (
-            f"{JOIN}os.abort()",
-            "another process of the run ended or did not answer: the same command on all machines "
-            "goes on from the last checkpoint. See process_0.log.",
-        ),
-        (
-            f"{JOIN}sys.exit({launch.DISCONNECTED})",
-            "another process of the run ended or did not answer: the same command on all machines "
-            "goes on from the last checkpoint. See process_0.log.",
-        ),
-        (
-            f"{JOIN}os.kill(os.getpid(), signal.SIGKILL)",
-            "stopped by SIGKILL: the same command on all machines goes on from the last checkpoint. "
-            "See process_0.log.",
-        ),
-        (
-            "os.abort()",
-            "the machines did not find each other within 300 s: is the command running on all of "
-            "them, with the same coordinator?",
-        ),
-    ],
-)
-def test_a_host_says_in_one_line_why_it_ended(program, line, tmp_path, capfd):
-    assert supervise_host(f"starts()\n{program}", tmp_path) == 1
-    assert starts(tmp_path) == 1
-    assert capfd.readouterr() == ("", f"error: {line}\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "cluster"),
-    [
-        ((None, None, None), None),
-        (("10.0.0.1:1234", 2, 1), launch.Cluster("10.0.0.1:1234", 2, 1)),
-        (("first.cluster:65535", 1, 0), launch.Cluster("first.cluster:65535", 1, 0)),
-        (("[::1]:1", 3, 2), launch.Cluster("[::1]:1", 3, 2)),
-    ],
-)
-def test_a_cluster_is_what_the_flags_say(flags, cluster):
-    assert launch.check_cluster(*flags) == cluster
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("here:1", None, 0), "given together, --num_hosts missing"),
-        ((None, 2, 0), "given together, --coordinator missing"),
-        ((None, None, 0), "given together, --coordinator and --num_hosts missing"),
-        (("here", 2, 0), "HOST:PORT with a port of 1 to 65535, got 'here'"),
-        ((":1234", 2, 0), "got ':1234'"),
-        (("here:", 2, 0), "got 'here:'"),
-        (("here:http", 2, 0), "got 'here:http'"),
-        (("here:-1", 2, 0), "got 'here:-1'"),
-        (("here:0", 2, 0), "got 'here:0'"),
-        (("here:65536", 2, 0), "got 'here:65536'"),
-        (("here:1", 0, 0), "--num_hosts must be at least 1, got 0"),
-        (("here:1", 2, 2), "--host must be between 0 and 1, got 2"),
-        (("here:1", 2, -1), "--host must be between 0 and 1, got -1"),
-    ],
-)
-def test_wrong_flags_are_refused(flags, message):
-    with pytest.raises(launch.ClusterError, match=re.escape(message)):
-        launch.check_cluster(*flags)
-
-
-def test_a_port_that_is_in_use_is_refused(tmp_path):
-    with socket.create_server(("", 0)) as taken:
-        address = f"localhost:{taken.getsockname()[1]}"
-        with pytest.raises(launch.ClusterError, match=r"port \d+ cannot be used on this machine"):
-            launch.join_cluster(launch.Cluster(address, 2, 0), tmp_path)
