@@ -7,7 +7,7 @@ the range in which a value makes sense for any method.
 import difflib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.data_settings import OF_ALL
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import BASELINE, ENTRIES, is_of_the_library
+from fedcodist.config.walk import settings_and_groups_of
 from fedcodist.core.checks import (
     MOST_EPOCHS,
     check_boolean,
@@ -39,9 +40,9 @@ def check_settings(config: ConfigDict) -> None:
     """
     if isinstance(config.get("pools"), ConfigDict):
         check_names("pools", config.pools)
-    has_own_data = is_reference(_value(config, "data", "name"))
+    has_own_data = is_reference(_value_or_none(config, "data", "name"))
     closed = _CLOSED if has_own_data else (*_CLOSED, "data.")
-    for path, value in _settings(config):
+    for path, value in settings_and_groups_of(config):
         if has_own_data and _is_of_loader(path):
             if not isinstance(value, ConfigDict):
                 _check_storable(path, value)
@@ -81,8 +82,8 @@ def _only_library_reads_training(config: ConfigDict) -> bool:
 
     The settings of such a method are in its group, if it has one. Parties have theirs in `algorithm`.
     """
-    method = str(_value(config, "training", "method")).rpartition(":")[2]
-    return "parties" in config or isinstance(_value(config, "training", method), ConfigDict)
+    method = str(_value_or_none(config, "training", "method")).rpartition(":")[2]
+    return "parties" in config or isinstance(_value_or_none(config, "training", method), ConfigDict)
 
 
 def _is_of_loader(path: str) -> bool:
@@ -96,7 +97,10 @@ def _misspelt_group(path: str, config: ConfigDict) -> str:
 
     A method of one's own may have a group with its name.
     """
-    chosen = _value(config, "training", "method"), _value(config, "algorithm", "name")
+    chosen = (
+        _value_or_none(config, "training", "method"),
+        _value_or_none(config, "algorithm", "name"),
+    )
     *of, name = path.split(".")
     if is_group(path) or name in [str(method).rpartition(":")[2] for method in chosen]:
         return ""
@@ -134,24 +138,15 @@ def _is_unread_group(path: str, config: ConfigDict) -> bool:
     """
     of = path.rpartition(".")[0]
     chosen = {
-        "training": str(_value(config, "training", "method") or BASELINE),
-        "algorithm": str(_value(config, "algorithm", "name")),
+        "training": str(_value_or_none(config, "training", "method") or BASELINE),
+        "algorithm": str(_value_or_none(config, "algorithm", "name")),
     }
     return of in chosen and is_of_the_library(chosen[of]) and not is_group(path)
 
 
-def _value(config: ConfigDict, group: str, name: str) -> Any:
+def _value_or_none(config: ConfigDict, group: str, name: str) -> Any:
     """A setting's value; None where it or its group is missing, or the group is something else."""
     return config[group].get(name) if isinstance(config.get(group), ConfigDict) else None
-
-
-def _settings(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of every setting, and of every group before its settings."""
-    for name, value in config.items():
-        path = f"{prefix}{name}"
-        yield path, value
-        if isinstance(value, ConfigDict):
-            yield from _settings(value, f"{path}.")
 
 
 def _matching(path: str, patterns: Mapping[str, Any] | set[str]) -> str:
