@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from fedcodist.config.walk import settings_and_groups_of
 
 # Beginning of a library's message -> the setting, for arguments whose settings have another name.
-# The first pattern that matches counts; {} stands for what its groups hold.
+# At the beginning of a message, the first pattern that matches and whose setting is in the config (or
+# has a star) counts. In argument=value, the first that matches counts. {} is for what its groups hold.
 _SETTINGS = (
     (r"pools\['[^']+'\]\.poisson\.most\b", "training.privacy.most"),
     (r"pools\['[^']+'\]\.poisson\.cycle\b", "training.privacy.bands"),
