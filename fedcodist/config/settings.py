@@ -608,7 +608,11 @@ ALLOWED |= {
     }.items()
 }
 _CLOSED = (
-    *("evaluation.", "execution.", "parties.", "phases.", "pools."),
+    "evaluation.",
+    "execution.",
+    "parties.",
+    "phases.",
+    "pools.",
     *(
         f"{group}.{part}."
         for group in ("training", "algorithm")

@@ -57,8 +57,19 @@ _ADDED_LATER = ("hyper", "start")
 _LIBRARIES = {"fedcodist", *sys.stdlib_module_names}
 # Methods that change a list, a set or a mapping.
 _CHANGING = {
-    *("append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear"),
-    *("remove", "discard", "sort", "reverse"),
+    "append",
+    "extend",
+    "insert",
+    "add",
+    "update",
+    "setdefault",
+    "pop",
+    "popitem",
+    "clear",
+    "remove",
+    "discard",
+    "sort",
+    "reverse",
 }
 _OPPOSITE = {"TRUE": "FALSE", "FALSE": "TRUE", "NONE": "NOT_NONE", "NOT_NONE": "NONE"}
 # How code sets, and how it reads, variables of a module and attributes.
