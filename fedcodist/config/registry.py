@@ -293,12 +293,7 @@ for _name, _title, _kind, _reads, _passes, _paper in _OURS:
     _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
     _link = _paper and f"https://{_paper if '/' in _paper else f'arxiv.org/abs/{_paper}'}"
     register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
-# Groups of methods for tables: servers without unlabelled data, clients on a graph.
-WITHOUT_UNLABELLED = tuple(
-    entry.name
-    for entry in ENTRIES.values()
-    if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
-)
 # Methods whose pools train parts of one network.
 OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord", "depth_fl")
+# Those of clients on a graph.
 DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)
