@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.references import is_reference, value_at
 from fedcodist.config.registry import Entry, algorithm_entry, client_entry, function_of
 from fedcodist.config.walk import settings_of
-from fedcodist.run.identity import described
+from fedcodist.run.described_code import described
 
 # Settings that may be references and on which a run's results depend. Loggers only watch.
 _OF_RESULTS = re.compile(
