@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcodist.config.command_line import Parser
-from fedcodist.config.registry import WITHOUT_UNLABELLED
+from fedcodist.config.registry import BASELINE, ENTRIES, POOLS
 from fedcodist.report.points import thin
 from fedcodist.report.runs import find_run_folders, read_lines, read_object
 from fedcodist.report.tables_heads import recorded_heads
@@ -25,6 +25,12 @@ from fedcodist.report.tables_heads import recorded_heads
 IDENTITY = ("config", "commit", "seeds", "device", "processes")
 # Folders of results/ that hold other files.
 RESERVED = ("benchmarks", "notes", "tuning")
+# Methods whose server has no unlabelled data.
+WITHOUT_UNLABELLED = tuple(
+    entry.name
+    for entry in ENTRIES.values()
+    if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
+)
 # What precedes `rank/<layer>` and `spectrum/<layer>` in metrics.jsonl.
 _UPDATES, _GRADIENTS = "client_", "client_gradient_"
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from experiments.studies.archive import Record
 from experiments.studies.codistillation.paper_numbers import MODELS
-from fedcodist.config.registry import BASELINE, WITHOUT_UNLABELLED
+from experiments.studies.record import WITHOUT_UNLABELLED
+from fedcodist.config.registry import BASELINE
 
 Settings = dict[str, Any]
 

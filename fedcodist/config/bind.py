@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.references import called_with_settings
-from fedcodist.config.settings import ALLOWED, is_group
+from fedcodist.config.settings import is_group
 
 
 def bind(

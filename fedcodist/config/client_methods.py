@@ -49,7 +49,7 @@ def client_method(clients: Clients) -> FederatedMethod:
         settings, prefix = training[entry.name], f"training.{entry.name}."
     elif entry.name in _OTHER_PROXIMAL_WEIGHT:
         settings = {name: value for name, value in training.items() if name != "proximal_weight"}
-    given = offered(function, OFFERS, clients, of_the_library=_OF_SINGLE_METHODS)
+    given = offered(function, OFFERS, clients, of_the_library=_OFFERS_TO_SINGLE_METHODS)
     if settings is not training and entry.name not in _OTHER_PROXIMAL_WEIGHT:
         for name in sorted(accepted(function, given) & set(training) - set(given)):
             raise ValueError(
@@ -112,7 +112,7 @@ def _submodel(clients: Clients) -> tuple[Model, Any]:
     return as_executed(clients.config, part), layers
 
 
-def _of_fed_kd(clients: Clients, setting: str, name: str, layers: str) -> Model:
+def _fed_kd_network(clients: Clients, setting: str, name: str, layers: str) -> Model:
     """A network of FedKD that outputs its logits and the layers to align."""
     model = model_of(
         clients.config, clients.data, setting, name
@@ -147,7 +147,8 @@ def _model(clients: Clients) -> Model:
     return _with_layers(clients, name, clients.pool.model, setting, [layer])
 
 
-OFFERS: dict[str, Callable[[Clients], Any]] = {
+# Arguments that any method of clients may have, also one of a user's.
+_OFFERS_TO_ALL: dict[str, Callable[[Clients], Any]] = {
     "model": _model,
     "num_clients": lambda clients: clients.num_clients,
     "columns": lambda clients: clients.data.splits["train"].columns,
@@ -156,7 +157,10 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "schedule": lambda clients: server_schedule(clients.config),
     "client_learning_rate": lambda clients: clients.pool.client_learning_rate,
     "server_learning_rate": lambda clients: clients.pool.server_learning_rate,
-    # FetchSGD's, whose clients have no learning rate. (From here on see _OF_SINGLE_METHODS.)
+}
+# Arguments of single methods of the library. In a user's method such a name is an ordinary setting.
+_OFFERS_TO_SINGLE_METHODS: dict[str, Callable[[Clients], Any]] = {
+    # FetchSGD's, whose clients have no learning rate.
     "learning_rate": lambda clients: clients.pool.server_learning_rate,
     # SCAFFOLD's, FedGKD's and Federated Dropout's.
     "option": lambda clients: clients.config.training.scaffold_option,
@@ -164,18 +168,15 @@ OFFERS: dict[str, Callable[[Clients], Any]] = {
     "submodel": lambda clients: _submodel(clients)[0],
     "layers": lambda clients: _submodel(clients)[1],
     # FedKD's; the pool's model is the student.
-    "teacher": lambda clients: _of_fed_kd(
+    "teacher": lambda clients: _fed_kd_network(
         clients,
         "training.fed_kd.teacher",
         clients.config.training.fed_kd.teacher,
         "teacher_layers",
     ),
-    "student": lambda clients: _of_fed_kd(
+    "student": lambda clients: _fed_kd_network(
         clients, "a pool's model for fed_kd", clients.pool.model, "student_layers"
     ),
     "student_learning_rate": lambda clients: clients.pool.client_learning_rate,
 }
-_OF_SINGLE_METHODS = (
-    *("learning_rate", "option", "distillation_weight", "submodel", "layers"),
-    *("teacher", "student", "student_learning_rate"),
-)
+OFFERS = _OFFERS_TO_ALL | _OFFERS_TO_SINGLE_METHODS

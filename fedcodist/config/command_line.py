@@ -8,7 +8,7 @@ import argparse
 import difflib
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from absl import flags
@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.config_file import ConfigFileError, ConfigFileParser, config_path
 from fedcodist.config.settings import check_settings
+from fedcodist.config.walk import settings_and_groups_of
 from fedcodist.core.extras import check_installed
 from fedcodist.run import launch
 
@@ -79,14 +80,6 @@ def nearest_name(name: str, names: Sequence[str]) -> str:
     return difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
 
 
-def setting_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all settings and of the groups that they are in."""
-    for name, value in config.items():
-        yield prefix + name
-        if isinstance(value, ConfigDict):
-            yield from setting_names(value, f"{prefix}{name}.")
-
-
 def is_mistake(error: Exception) -> bool:
     """Whether an error of building an experiment is a mistake in the config, not in the program."""
     if isinstance(error, AttributeError):
@@ -131,7 +124,7 @@ def _check_extras(config: ConfigDict) -> None:
 
 def _check_settings(arguments: list[str], config: ConfigDict) -> None:
     """Raises ValueError for an unknown setting; ml_collections names only the last part of it."""
-    names = list(setting_names(config))
+    names = [path for path, _ in settings_and_groups_of(config)]
     for argument in arguments:
         name = argument.split("=")[0]
         if name.startswith("--config.") and name.removeprefix("--config.") not in names:

@@ -7,8 +7,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedcodist.config.walk import settings_and_groups_of
+
 # Beginning of a library's message -> the setting, for arguments whose settings have another name.
-# The first pattern that matches counts; {} stands for what its groups hold.
+# At the beginning of a message, the first pattern that matches and whose setting is in the config (or
+# has a star) counts. In argument=value, the first that matches counts. {} is for what its groups hold.
 _SETTINGS = (
     (r"pools\['[^']+'\]\.poisson\.most\b", "training.privacy.most"),
     (r"pools\['[^']+'\]\.poisson\.cycle\b", "training.privacy.bands"),
@@ -79,7 +82,8 @@ def as_settings(config: ConfigDict) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        message = _with_settings(str(error), set(_paths(config)))
+        paths = {path for path, _ in settings_and_groups_of(config)}
+        message = _with_settings(str(error), paths)
         if message == str(error):
             raise
         raise type(error)(message) from error
@@ -137,23 +141,10 @@ def _missing(error: Exception, config: ConfigDict) -> str | None:
         return None
     if set(group) == set(config):  # the whole config, or a copy with a chunk size of its own
         return name
-    groups = {p: v for p in _paths(config) if isinstance(v := _value(config, p), ConfigDict)}
+    groups = {p: v for p, v in settings_and_groups_of(config) if isinstance(v, ConfigDict)}
     # `execution` too may be a copy with a chunk size of its own.
     same_names = [path for path, value in groups.items() if set(value) == set(group)]
     same = [path for path in same_names if groups[path] == group]
     if not same and len(same_names) == 1:
         same = same_names
     return f"{same[0]}.{name}" if same else None
-
-
-def _paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, ConfigDict):
-            yield from _paths(value, f"{prefix}{name}.")
-
-
-def _value(config: ConfigDict, path: str) -> Any:
-    for name in path.split(".") if path else ():
-        config = config[name]
-    return config

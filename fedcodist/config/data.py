@@ -1,21 +1,29 @@
 """Loads a config's `data`: examples, and how training and evaluation read them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedcodist.config.classes import labels_of, number_of_classes
-from fedcodist.config.config_errors import choice, named
+from fedcodist.config.classes import labels_of
+from fedcodist.config.config_errors import named
 from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
 from fedcodist.config.data_graph import PRIMARY, load_primary
+from fedcodist.config.data_images import (
+    DIGITS_SCALE,
+    image_preprocess,
+    load_digit_images,
+    load_prepared_images,
+)
 from fedcodist.config.data_parties import PUBLIC_PRIVATE, Public, load_public_private
-from fedcodist.config.data_partition import merged, repartitioned
-from fedcodist.config.data_prepared import prepared_folder, prepared_images
+from fedcodist.config.data_partition import (
+    check_no_all_splits,
+    check_no_validation,
+    repartitioned,
+)
 from fedcodist.config.data_settings import READ, check_read
 from fedcodist.config.data_text import TEXT, Text, load_text
-from fedcodist.config.normalisation import normalisation
 from fedcodist.config.referenced_data import (
     as_they_are,
     checked_splits,
@@ -24,21 +32,13 @@ from fedcodist.config.referenced_data import (
 )
 from fedcodist.config.references import is_reference
 from fedcodist.core.batches import Preprocess
-from fedcodist.core.checks import check_integer
 from fedcodist.core.model import Model
-from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.within_clients import train_test_within_clients, unseen_clients
-from fedcodist.datasets.digits import load_digits_federated
 from fedcodist.datasets.public_private import FINE_PER_COARSE
 from fedcodist.run.client_splits import ClientSplit
 from fedcodist.text.next_token import next_tokens
 
-LARGEST_PIXEL, LARGEST_DIGIT_PIXEL = 255.0, 16.0
-DIGITS_SCALE = augmentation.image_preprocess(
-    augmentation.normalise((0.3,), (0.37,), scale=LARGEST_DIGIT_PIXEL)
-)
-DIGITS_CLASSES = 10
 DEALT = ("digits", "prepared")  # what `data.partition` deals to clients anew
 
 
@@ -93,7 +93,12 @@ def load_data(settings: ConfigDict) -> Data:
             f"data.partition must be None with data.name={settings.name!r}: only {list(DEALT)} and data "
             "of one's own are dealt to clients anew."
         )
-    data = _referenced(settings) if is_reference(settings.name) else _ours(settings)
+    load = _referenced if is_reference(settings.name) else _LOADERS.get(settings.name)
+    if load is None:
+        raise ValueError(
+            f"data.name must be one of {list(READ)} or package.module:function, got {settings.name!r}."
+        )
+    data = load(settings)
     if data.public is not None:
         public = data.public._replace(**own_preprocessing)
         data = data._replace(public=public)
@@ -179,8 +184,8 @@ def _referenced(settings: ConfigDict) -> Data:
     splits = checked_splits(settings.name, loaded)
     all_labels = labels_of(splits)
     if (partition := settings.get("partition")) is not None:
-        _check_no_all_splits(settings)
-        _check_no_validation(settings, splits)
+        check_no_all_splits(settings)
+        check_no_validation(settings, splits)
         splits |= repartitioned(splits["train"], partition, settings.get("seed", 0), None)
     unlabelled, labels = np.zeros((0,)), None
     if "distillation" in splits:
@@ -203,90 +208,41 @@ def _labels_of(data: Data) -> dict[str, np.ndarray]:
     return labels
 
 
-def _check_no_all_splits(settings: ConfigDict) -> None:
-    if (settings.get("partition") or {}).get("all_splits"):
-        raise ValueError(
-            f"data.partition.all_splits must be of data.name='prepared', got {settings.name!r}."
-        )
+def _digits(settings: ConfigDict) -> Data:
+    return Data(**load_digit_images(settings)._asdict())
 
 
-def _check_no_validation(settings: ConfigDict, splits: Collection[str]) -> None:
-    if settings.partition.get("validation") and "validation" in splits:
-        raise ValueError(
-            "data.partition.validation must be None, the data have a split 'validation' already."
-        )
+def _prepared(settings: ConfigDict) -> Data:
+    return Data(**load_prepared_images(settings)._asdict())
 
 
-def _ours(settings: ConfigDict) -> Data:
-    if settings.name == "digits":
-        partition = settings.get("partition")
-        _check_no_all_splits(settings)
-        splits = load_digits_federated(
-            # A single client has all examples in the data set's order, to be dealt anew.
-            num_clients=1 if partition else settings.num_clients,
-            concentration=1.0 if partition else settings.concentration,
-            seed=settings.seed,
-            labelled=True,
-        )
-        if partition:
-            splits |= repartitioned(splits["train"], partition, settings.seed, LARGEST_DIGIT_PIXEL)
-        server = splits.pop("distillation").columns
-        return Data(
-            splits,
-            server["image"],
-            DIGITS_SCALE,
-            DIGITS_SCALE,
-            num_classes=DIGITS_CLASSES,
-            unlabelled_labels=server["label"],
-        )
-    if settings.name == "prepared":
-        splits = prepared_folder("data.folder", settings.folder)
-        partition = settings.get("partition")
-        if "train" not in splits:
-            raise ValueError(f"data.folder {settings.folder} has no split 'train'.")
-        with named(f"data.folder {settings.folder}: "):
-            classes = number_of_classes(splits, settings.folder)
-        if partition and partition.get("all_splits"):
-            splits = {"train": merged(splits)}
-        if partition:
-            _check_no_validation(settings, splits)
-            seed = settings.get("seed", 0)
-            splits |= repartitioned(splits["train"], partition, seed, LARGEST_PIXEL)
-        image_shape = prepared_images("data.folder", settings.folder, splits)
-        unlabelled, labels = _unlabelled(settings, splits.pop("distillation", None), image_shape)
-        preprocess, evaluation_preprocess = _image_preprocess(settings, image_shape)
-        return Data(
-            splits,
-            unlabelled,
-            preprocess,
-            evaluation_preprocess,
-            num_classes=classes,
-            unlabelled_labels=labels,
-        )
-    if settings.name == TEXT:
-        splits, unlabelled, text = load_text(settings)
-        return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
-    if settings.name in ENCODED:
-        splits, preprocess, evaluation_preprocess, networks = load_encoded(settings)
-        unlabelled = np.zeros((0,))
-        return Data(splits, unlabelled, preprocess, evaluation_preprocess, **networks._asdict())
-    if settings.name in PUBLIC_PRIVATE:
-        private, test, held_out, preprocess, public = load_public_private(settings)
-        images = public.train.columns["image"]
-        splits = _with_held_out({"train": private, "test": test}, held_out)
-        return Data(splits, images, preprocess, preprocess, public)
-    if settings.name in PRIMARY:
-        private, shared, test, held_out, classes = load_primary(settings)
-        images = shared.columns["image"]
-        preprocess = evaluation_preprocess = DIGITS_SCALE
-        if settings.name == "prepared_primary":
-            preprocess, evaluation_preprocess = _image_preprocess(settings, images.shape[1:])
-        public = Public(shared, test, preprocess, classes, evaluation_preprocess)
-        splits = _with_held_out({"train": private, "test": test}, held_out)
-        return Data(splits, images, preprocess, evaluation_preprocess, public)
-    raise ValueError(
-        f"data.name must be one of {list(READ)} or package.module:function, got {settings.name!r}."
-    )
+def _text(settings: ConfigDict) -> Data:
+    splits, unlabelled, text = load_text(settings)
+    return Data(splits, unlabelled, next_tokens, next_tokens, text=text)
+
+
+def _encoded(settings: ConfigDict) -> Data:
+    splits, preprocess, evaluation_preprocess, networks = load_encoded(settings)
+    unlabelled = np.zeros((0,))
+    return Data(splits, unlabelled, preprocess, evaluation_preprocess, **networks._asdict())
+
+
+def _public_private(settings: ConfigDict) -> Data:
+    private, test, held_out, preprocess, public = load_public_private(settings)
+    images = public.train.columns["image"]
+    splits = _with_held_out({"train": private, "test": test}, held_out)
+    return Data(splits, images, preprocess, preprocess, public)
+
+
+def _primary(settings: ConfigDict) -> Data:
+    private, shared, test, held_out, classes = load_primary(settings)
+    images = shared.columns["image"]
+    preprocess = evaluation_preprocess = DIGITS_SCALE
+    if settings.name == "prepared_primary":
+        preprocess, evaluation_preprocess = image_preprocess(settings, images.shape[1:])
+    public = Public(shared, test, preprocess, classes, evaluation_preprocess)
+    splits = _with_held_out({"train": private, "test": test}, held_out)
+    return Data(splits, images, preprocess, evaluation_preprocess, public)
 
 
 def _with_held_out(
@@ -295,100 +251,12 @@ def _with_held_out(
     return splits if held_out is None else splits | {"held_out": held_out}
 
 
-def _unlabelled(
-    settings: ConfigDict, in_domain: FederatedData | None, image_shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The images of the split 'distillation', or of another prepared folder's split 'train'.
-
-    Their labels are included, except those of another folder, whose classes may be different.
-    """
-    data, folder = in_domain, settings.get("unlabelled_folder")
-    if folder is not None:
-        splits = prepared_folder("data.unlabelled_folder", folder)
-        if "train" not in splits:
-            raise ValueError(f"data.unlabelled_folder {folder} has no split 'train'.")
-        data = splits["train"]
-        shape = prepared_images("data.unlabelled_folder", folder, {"train": data})
-        if shape[-1] != image_shape[-1]:
-            raise ValueError(
-                f"data.unlabelled_folder {folder} must have images of "
-                f"{image_shape[-1]} channels, as data.folder has, got {list(shape)}."
-            )
-        crop = settings.get("crop")
-        if crop is None and shape != image_shape:
-            raise ValueError(
-                f"data.crop must be set where the images of data.unlabelled_folder {folder} have "
-                f"another size than those of data.folder: {list(shape)} and {list(image_shape)}."
-            )
-        if crop is not None and crop > min(shape[:2]):
-            raise ValueError(
-                f"data.crop must be at most the {min(shape[:2])} of the images of "
-                f"data.unlabelled_folder {folder}, got {crop}."
-            )
-    count = settings.get("num_unlabelled")
-    if data is None:  # only methods that distil on the server read these images
-        if count is not None:
-            raise ValueError(
-                f"data.num_unlabelled must be None without unlabelled images, got {count}: "
-                f"data.unlabelled_folder is None, and data.folder {settings.folder} has no split "
-                "'distillation' or data.partition.all_splits deals it to clients."
-            )
-        return np.zeros((0, *image_shape), np.uint8), None
-    count = data.num_examples if count is None else count
-    check_integer("data.num_unlabelled", count, low=1)
-    if count > data.num_examples:
-        raise ValueError(
-            f"data.num_unlabelled must be at most the {data.num_examples} unlabelled images, "
-            f"got {count}."
-        )
-    # Prefixes of one order: a smaller set lies inside every larger one.
-    order = np.random.default_rng(settings.get("seed", 0)).permutation(data.num_examples)
-    chosen = np.sort(order[:count])
-    labels = data.columns.get("label") if folder is None else None
-    return data.columns["image"][chosen], None if labels is None else labels[chosen]
-
-
-def _image_preprocess(
-    settings: ConfigDict, image_shape: tuple[int, ...]
-) -> tuple[Preprocess, Preprocess]:
-    """(preprocessing of training, of evaluation).
-
-    Training takes random crops of the padded image and flips them; evaluation takes the central crop.
-    Without augmentation training reads images as evaluation does. Without `data.crop` images are used
-    whole.
-    """
-    size, padding, image_size = settings.get("crop"), settings.get("padding", 0), image_shape[:2]
-    check_integer("data.padding", padding, low=0)
-    if size is not None:
-        check_integer("data.crop", size, low=1)
-    elif padding:
-        raise ValueError(f"data.crop must be set for data.padding={padding}.")
-    if size is not None and size > min(image_size):
-        raise ValueError(f"data.crop must be at most the images' {min(image_size)}, got {size}.")
-    draw = choice(
-        "data.augmentation",
-        settings.get("augmentation", "none"),
-        {
-            "per_image": lambda transform: transform,
-            "per_batch": augmentation.per_batch,
-            "none": None,
-        },
-    )
-    if draw is None and padding:
-        raise ValueError(
-            f"data.padding must be 0 with data.augmentation='none', whose crops are central, got "
-            f"{padding}."
-        )
-    colours = augmentation.normalise(*normalisation(settings, image_shape))
-    crops: tuple[Any, ...] = (augmentation.centre_crop(size, size),) if size is not None else ()
-    plain = augmentation.image_preprocess(*crops, colours)
-    if draw is None:
-        return plain, plain
-    if size is not None:
-        crops = (augmentation.pad(padding), draw(augmentation.random_crop(size, size)))
-    train = augmentation.image_preprocess(
-        *crops,
-        draw(augmentation.random_horizontal_flip),
-        colours,
-    )
-    return train, plain
+# `data.name` -> what loads these data.
+_LOADERS: dict[str, Callable[[ConfigDict], Data]] = {
+    "digits": _digits,
+    "prepared": _prepared,
+    TEXT: _text,
+    **dict.fromkeys(ENCODED, _encoded),
+    **dict.fromkeys(PUBLIC_PRIVATE, _public_private),
+    **dict.fromkeys(PRIMARY, _primary),
+}

@@ -23,7 +23,7 @@ several clients or splits, whose examples lie together. `feature_noise` is `sigm
 `feature_rotation`; both change the clients' images and no other split.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,22 @@ def repartitioned(
         with named("data.partition.feature_noise: "):
             train = feature_noise(train, sigma, seed, scale=largest_pixel)
     return {"train": train, **splits}
+
+
+def check_no_all_splits(settings: ConfigDict) -> None:
+    """Raises ValueError if `data.partition.all_splits` is set, for data that are not prepared."""
+    if (settings.get("partition") or {}).get("all_splits"):
+        raise ValueError(
+            f"data.partition.all_splits must be of data.name='prepared', got {settings.name!r}."
+        )
+
+
+def check_no_validation(settings: ConfigDict, splits: Collection[str]) -> None:
+    """Raises ValueError if `data.partition.validation` sets apart a split that the data have already."""
+    if settings.partition.get("validation") and "validation" in splits:
+        raise ValueError(
+            "data.partition.validation must be None, the data have a split 'validation' already."
+        )
 
 
 def _check_arguments(settings: ConfigDict, arguments: set[str]) -> None:

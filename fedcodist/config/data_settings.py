@@ -1,11 +1,17 @@
-"""Which settings of `data` the data of each name read; others would change nothing without a word."""
+"""The settings of `data` that each data set reads. Setting another one is an error: it has no effect."""
 
 from ml_collections import ConfigDict
 
 # Those that all data have; the others are arguments of a user's function that loads data.
 OF_ALL = (
-    *("name", "seed", "division_per_seed", "preprocess", "evaluation_preprocess", "partition"),
-    *("client_test_share", "unseen_clients"),
+    "name",
+    "seed",
+    "division_per_seed",
+    "preprocess",
+    "evaluation_preprocess",
+    "partition",
+    "client_test_share",
+    "unseen_clients",
 )
 _IMAGES = ("crop", "padding", "augmentation", "mean", "deviation")
 _ENCODED = ("folder", "num_clients", "encoder", "frozen_tables", "positive_copies")

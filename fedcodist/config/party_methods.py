@@ -64,8 +64,10 @@ NETWORKS: dict[str, Sequence[Shape]] = {
 # However many parties there are, party i has network i modulo the number of networks.
 GROUPS: dict[str, Sequence[Network]] = {
     "digits_four": (
-        *(Shape((8, 16), 0.0), Shape((4, 8), 0.0)),
-        *(Shape((64,), 0.0), Shape((32,), 0.0)),
+        Shape((8, 16), 0.0),
+        Shape((4, 8), 0.0),
+        Shape((64,), 0.0),
+        Shape((32,), 0.0),
     ),
     **htfl.GROUPS,
 }

@@ -68,7 +68,7 @@ def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """The method of pools that a config's `algorithm` names."""
     entry = algorithm_entry(config)
     function = independent_pools if entry.name == BASELINE else function_of(entry)
-    of_the_library = set(_OF_SINGLE_METHODS)
+    of_the_library = set(_OFFERS_TO_SINGLE_METHODS)
     if all("teaching" in pool for pool in config.pools.values()):
         of_the_library.remove("teaching")  # which a codistillation of one's own gets too
     given = offered(function, OFFERS, config, data, of_the_library=of_the_library)
@@ -314,8 +314,9 @@ def _cached(config: ConfigDict, data: Data) -> bool:
     return config.algorithm.cached
 
 
-# Some are fields of `distillation` and of `hyper`.
-OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
+# Arguments that any method of pools may have, also one of a user's. Some are fields of `distillation`
+# and of `hyper`.
+_OFFERS_TO_ALL: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "pools": _pools,
     "pool": _one_pool,
     "columns": lambda config, data: data.splits["train"].columns,
@@ -327,16 +328,6 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "preprocess": _distillation_preprocess,
     "inputs": lambda config, data: data.inputs,
     "divergence": _divergence,
-    # The codistillations'.
-    "teaching": _teaching,
-    "alpha": lambda config, data: _alpha(config),
-    "alpha_schedule": lambda config, data: _alpha_schedule(
-        config.algorithm.alpha_schedule, config.rounds
-    ),
-    "server": _server_model,
-    # FedDF's, FedBE's and FedSDD's.
-    "validation": _validation,
-    "averaging": _averaging,
     # Those of HeteroFL and related methods.
     "levels": _levels,
     "wrapped": _wrapped,
@@ -348,4 +339,17 @@ OFFERS: dict[str, Callable[[ConfigDict, Data], Any]] = {
     "client_learning_rate": lambda config, data: _first(config)[1].client_learning_rate,
     "server_learning_rate": lambda config, data: _first(config)[1].server_learning_rate,
 }
-_OF_SINGLE_METHODS = ("teaching", "alpha", "alpha_schedule", "server", "validation", "averaging")
+# Arguments of single methods of the library. In a user's method such a name is an ordinary setting, but
+# for the `teaching` of codistillations: see `build_of_pools`.
+_OFFERS_TO_SINGLE_METHODS: dict[str, Callable[[ConfigDict, Data], Any]] = {
+    # The codistillations', and FedSDD's.
+    "teaching": _teaching,
+    "alpha": lambda config, data: _alpha(config),
+    "alpha_schedule": lambda config, data: _alpha_schedule(
+        config.algorithm.alpha_schedule, config.rounds
+    ),
+    "server": _server_model,  # Fed-ET's
+    "validation": _validation,  # FedDF's
+    "averaging": _averaging,  # FedBE's
+}
+OFFERS = _OFFERS_TO_ALL | _OFFERS_TO_SINGLE_METHODS

@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.references import is_reference, value_at
 from fedcodist.config.registry import Entry, algorithm_entry, client_entry, function_of
-from fedcodist.run.identity import described
+from fedcodist.config.walk import settings_of
+from fedcodist.run.described_code import described
 
 # Settings that may be references and on which a run's results depend. Loggers only watch.
 _OF_RESULTS = re.compile(
@@ -53,12 +54,10 @@ def _entries(config: ConfigDict) -> Iterator[tuple[str, Entry]]:
         yield "training.method", client_entry(config)
 
 
-def _values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and value of every setting, and of every entry of a list."""
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _values(value, f"{prefix}{name}.")
-        elif isinstance(value, list | tuple):
-            yield from ((f"{prefix}{name}[{index}]", entry) for index, entry in enumerate(value))
+def _values(config: ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Path and value of every setting, but of a list those of its entries."""
+    for path, value in settings_of(config):
+        if isinstance(value, list | tuple):
+            yield from ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
         else:
-            yield f"{prefix}{name}", value
+            yield path, value

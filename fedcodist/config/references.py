@@ -104,7 +104,9 @@ def called(
     try:
         signature_of(function).bind(*values, **named)
     except TypeError as error:
-        raise ValueError(f"{setting} {reference!r}: {error}, {_parameters(function)}.") from None
+        raise ValueError(
+            f"{setting} {reference!r}: {error}, {_signature_text(function)}."
+        ) from None
     except ValueError:
         pass  # functions written in C may have no signature
     try:
@@ -178,6 +180,6 @@ def _file_of(module: str) -> str | None:
     return getattr(sys.modules.get(module), "__file__", None) or (spec.origin if spec else None)
 
 
-def _parameters(function: Callable[..., Any]) -> str:
+def _signature_text(function: Callable[..., Any]) -> str:
     names = list(signature_of(function).parameters)
     return f"it has the arguments {', '.join(names)}" if names else "it has no arguments"

@@ -222,8 +222,12 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, st
     ("fed_be", "FedBE", POOLS, _UNLABELLED, passes.fed_be, "2009.01974"),
     ("fed_sdd", "FedSDD", POOLS, _UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
     (
-        *("fed_sdd_pools", "FedSDD of several architectures", POOLS),
-        *(_UNLABELLED, passes.fed_sdd_pools, "2312.17029"),
+        "fed_sdd_pools",
+        "FedSDD of several architectures",
+        POOLS,
+        _UNLABELLED,
+        passes.fed_sdd_pools,
+        "2312.17029",
     ),
     ("fed_et", "Fed-ET", POOLS, _UNLABELLED, passes.fed_et, "2204.12703"),
     ("fed_ensemble", "Fed-ensemble", POOLS, ("logits",), passes.nothing, "2107.10663"),
@@ -233,8 +237,12 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, st
     ("ds_fl", "DS-FL", PARTIES, ("public",), passes.ds_fl, "2008.06180"),
     ("fml", "FML", PARTIES, (), passes.fml, "2006.16765"),
     (
-        *("fed_kd_parties", "FedKD, teachers of different networks", PARTIES),
-        *((), passes.fed_kd_parties, "2108.13323"),
+        "fed_kd_parties",
+        "FedKD, teachers of different networks",
+        PARTIES,
+        (),
+        passes.fed_kd_parties,
+        "2108.13323",
     ),
     ("fed_proto", "FedProto", PARTIES, (), passes.fed_proto, "2105.00243"),
     ("fed_gh", "FedGH", PARTIES, (), passes.fed_gh, "2303.13137"),
@@ -248,33 +256,44 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], Callable[..., Any] | None, st
     ("local_only_steps", "separate clients", GRAPH, (), passes.alone, ""),
     ("decentralised_fed_avg", "decentralised FedAvg", GRAPH, (), passes.alone, ""),
     (
-        *("decentralised_periodic_codistillation", "decentralised PeriodicCodist", GRAPH),
-        *(("public",), passes.decentralised_periodic, _CODISTILLATION_PAPER),
+        "decentralised_periodic_codistillation",
+        "decentralised PeriodicCodist",
+        GRAPH,
+        ("public",),
+        passes.decentralised_periodic,
+        _CODISTILLATION_PAPER,
     ),
     (
-        *("multi_headed_distillation", "MHD", GRAPH),
-        *(("public", "heads"), passes.multi_headed, _MHD_PAPER),
+        "multi_headed_distillation",
+        "MHD",
+        GRAPH,
+        ("public", "heads"),
+        passes.multi_headed,
+        _MHD_PAPER,
     ),
     ("centralised", "all examples in one place", GRAPH, ("shared",), passes.alone, ""),
     (
-        *("periodic_codistillation", "PeriodicCodist", POOLS),
-        *(("unlabelled",), passes.periodic_codistillation, _CODISTILLATION_PAPER),
+        "periodic_codistillation",
+        "PeriodicCodist",
+        POOLS,
+        ("unlabelled",),
+        passes.periodic_codistillation,
+        _CODISTILLATION_PAPER,
     ),
     (
-        *("merged_codistillation", "MergedCodist", POOLS),
-        *(("unlabelled",), passes.merged_codistillation, _CODISTILLATION_PAPER),
+        "merged_codistillation",
+        "MergedCodist",
+        POOLS,
+        ("unlabelled",),
+        passes.merged_codistillation,
+        _CODISTILLATION_PAPER,
     ),
 )
 for _name, _title, _kind, _reads, _passes, _paper in _OURS:
     _make = f"fedcodist.algorithms.{_kind}.{_name}:{_name}"
     _link = _paper and f"https://{_paper if '/' in _paper else f'arxiv.org/abs/{_paper}'}"
     register(Entry(_name, _title, _kind, _make, _reads, _passes, _link))
-# Groups of methods for tables: servers without unlabelled data, clients on a graph.
-WITHOUT_UNLABELLED = tuple(
-    entry.name
-    for entry in ENTRIES.values()
-    if entry.name == BASELINE or (entry.kind == POOLS and "unlabelled" not in entry.reads)
-)
 # Methods whose pools train parts of one network.
 OF_LEVELS = ("hetero_fl", "fed_rolex", "fjord", "depth_fl")
+# Those of clients on a graph.
 DECENTRALISED = tuple(n for n, e in ENTRIES.items() if e.kind == GRAPH and "shared" not in e.reads)

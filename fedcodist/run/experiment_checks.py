@@ -11,12 +11,8 @@ from fedcodist.core.checks import check_integer, check_names, check_several, che
 from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data
-from fedcodist.run.identity import (
-    described,
-    described_algorithm,
-    first_difference,
-    is_same_algorithm,
-)
+from fedcodist.run.described_code import described
+from fedcodist.run.identity import described_algorithm, first_difference, is_same_algorithm
 from fedcodist.run.metrics_lines import TRAINING
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.privacy_spent import check_privacy

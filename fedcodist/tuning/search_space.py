@@ -15,7 +15,7 @@ A config may replace its algorithm's space:
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.command_line import nearest_name
 from fedcodist.config.config_errors import as_settings, named
 from fedcodist.config.registry import BASELINE, CODISTILLATION, OF_LEVELS
+from fedcodist.config.walk import settings_of
 from fedcodist.core.checks import shown
 
 
@@ -224,15 +225,7 @@ def overrides(space: Space, values: Mapping[str, float]) -> list[str]:
 
 def flat(config: ConfigDict) -> dict[str, Any]:
     """Every setting's value by its dotted name."""
-    return dict(_leaves(config))
-
-
-def _leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    return dict(settings_of(config))
 
 
 def _group(config: ConfigDict, setting: str) -> tuple[ConfigDict, str]:

@@ -354,7 +354,7 @@ def _first_states(algorithm: "FederatedAlgorithm") -> tuple[str, Mapping[str, An
     import jax
 
     from fedcodist.core import keys
-    from fedcodist.run.identity import described
+    from fedcodist.run.described_code import described
 
     def start(key: jax.Array) -> PyTree:
         first = {pool: states.first for pool, states in algorithm.client_states.items()}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.bind import accepted, bind, offered
-from fedcodist.config.settings import ALLOWED
 from fedcodist.core.checks import check_number
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.data import load_data
 from fedcodist.config.data_partition import PARTITIONS, merged, repartitioned
-from fedcodist.config.settings import ALLOWED, check_settings
+from fedcodist.config.settings import check_settings
 from fedcodist.data import FederatedData, feature_noise, feature_rotation, partition
 from fedcodist.datasets.digits import load_digits_federated
 

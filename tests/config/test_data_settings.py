@@ -3,13 +3,13 @@
 import pytest
 from ml_collections import ConfigDict
 
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.data_graph import PRIMARY
 from fedcodist.config.data_parties import PUBLIC_PRIVATE
 from fedcodist.config.data_settings import READ, check_read
 from fedcodist.config.data_text import TEXT
-from fedcodist.config.settings import ALLOWED
 
 
 def test_every_name_is_in_the_table_and_every_setting_in_it_exists():

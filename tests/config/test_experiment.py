@@ -15,6 +15,7 @@ from fedcodist.config import client_methods, networks, optimizers, pool_methods
 from fedcodist.config import data as reading
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.bind import bind, offered
+from fedcodist.config.data_images import image_preprocess
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.normalisation import CIFAR_DEVIATION, CIFAR_MEAN
 from fedcodist.config.referenced_code import described_references
@@ -390,7 +391,7 @@ def test_the_32x32_networks_read_padded_crops(prepared):
     experiment = build_experiment(config)
     images = experiment.final_splits["test"].columns["image"]
     batch = {"image": jnp.asarray(np.repeat(images[:1], 200, axis=0))}
-    train, evaluation = reading._image_preprocess(config.data, (32, 32, 3))
+    train, evaluation = image_preprocess(config.data, (32, 32, 3))
     whole = evaluation(batch, jax.random.key(0), jnp.arange(200))["image"]
     np.testing.assert_allclose(
         whole[0], (images[0] / 255 - CIFAR_MEAN) / CIFAR_DEVIATION, atol=1e-5
@@ -408,7 +409,7 @@ def test_a_batch_is_augmented_image_by_image_or_at_once(prepared, augmentation, 
     config.data.augmentation = augmentation
     image = np.random.default_rng(1).integers(0, 256, (1, 32, 32, 3)).astype(np.uint8)
     batch = {"image": jnp.asarray(np.repeat(image, 16, axis=0))}
-    train, _ = reading._image_preprocess(config.data, (32, 32, 3))
+    train, _ = image_preprocess(config.data, (32, 32, 3))
     results = [
         np.asarray(train(batch, jax.random.key(seed), jnp.arange(16))["image"]) for seed in (0, 1)
     ]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.config_errors import as_settings
-from fedcodist.config.settings import ALLOWED, check_settings
+from fedcodist.config.settings import check_settings
 from fedcodist.core.checks import check_boolean, check_text
 
 CONFIGS = sorted(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedcodist.cli import COMMANDS
-from fedcodist.config.command_line import setting_names
 from fedcodist.config.config_file import config_of, load_config_file, runs_of
+from fedcodist.config.walk import settings_and_groups_of
 
 ROOT = Path(__file__).parents[2]
 IN_TEXT = re.compile(r"`((?:fedcodist|python -m \S+) [^`]+)`")
@@ -62,7 +62,7 @@ def test_a_command_names_what_exists(command):
         return
     path, _, run = config.partition(":")
     module = load_config_file(path)
-    settings = set(setting_names(config_of(module, path, *[run] if run else [])))
+    settings = dict(settings_and_groups_of(config_of(module, path, *[run] if run else [])))
     given = [a.removeprefix("--config.").split("=")[0] for a in arguments if "--config." in a]
     assert not [setting for setting in given if setting not in settings]
     patterns = [after for flag, after in pairwise(arguments) if flag == "--only"]

@@ -12,6 +12,7 @@ from fedcodist.algorithms.clients.per_fed_avg import BATCHES
 from fedcodist.algorithms.graph import mhd_exchange, mhd_losses
 from fedcodist.algorithms.parties import fed_gh, fed_l2g, fed_proto, fed_tgp, nearest_prototype
 from fedcodist.algorithms.pools import client_ensembles, fed_be
+from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.data_graph import ASSIGNMENTS
 from fedcodist.config.data_partition import PARTITIONS
@@ -21,7 +22,6 @@ from fedcodist.config.loggers import CALLBACKS, LOGGERS
 from fedcodist.config.metrics import METRICS
 from fedcodist.config.phases import STOPPING
 from fedcodist.config.schedules import SCHEDULES
-from fedcodist.config.settings import ALLOWED
 from fedcodist.distillation.divergences import DIVERGENCES
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

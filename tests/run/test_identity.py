@@ -24,10 +24,11 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.run import identity
+from fedcodist.run import described_code, digests
+from fedcodist.run.digests import digest
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.folder_check import RunFolderError
-from fedcodist.run.identity import digest, identity_of
+from fedcodist.run.identity import identity_of
 from fedcodist.run.sources import StreamedData, resident_data
 
 RATE = 0.9
@@ -182,9 +183,7 @@ described = lambda value: _entries(value)
 
 
 def _entries(value):
-    description = identity._Description()
-    description.add("f", value)
-    return json.loads(json.dumps(description.entries))
+    return json.loads(json.dumps(described_code.described("f", value)))
 
 
 def scaled_by(array):
@@ -238,13 +237,13 @@ def test_a_package_of_ones_own_may_be_called_experiments(monkeypatch, tmp_path):
 
     importlib.import_module("experiments")
     sgd.__module__ = "experiments.optimizers"
-    assert identity._is_library(sgd)  # of the checkout
+    assert described_code._is_library(sgd)  # of the checkout
     theirs = types.ModuleType("experiments")
     theirs.__file__ = str(tmp_path / "experiments" / "__init__.py")
     for file in (theirs.__file__, None):
         theirs.__file__ = file
         monkeypatch.setitem(sys.modules, "experiments", theirs)
-        assert not identity._is_library(sgd)
+        assert not described_code._is_library(sgd)
 
 
 def test_a_variable_of_the_module_that_code_reads(monkeypatch):
@@ -323,8 +322,8 @@ def test_digests(monkeypatch, tmp_path):
     assert digest(jnp.zeros(3, jnp.bfloat16)).startswith("bfloat16[3] ")
     assert digest(np.zeros((0, 3))) and digest(np.float32(1))
     # Of a column that is too large to be read whole, the first and the last block always count.
-    monkeypatch.setattr(identity, "_BLOCK", 280)
-    monkeypatch.setattr(identity, "_DIGESTED_WHOLE", 280 * 3)
+    monkeypatch.setattr(digests, "_BLOCK", 280)
+    monkeypatch.setattr(digests, "_DIGESTED_WHOLE", 280 * 3)
     sampled = digest(values)
     for place in (0, -1):
         other = values.copy()

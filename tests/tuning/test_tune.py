@@ -29,7 +29,7 @@ from optuna.trial import TrialState
 import fedcodist.run.experiment
 import fedcodist.run.model_evaluation
 from fedcodist.algorithms.clients.fed_avg import fed_avg
-from fedcodist.config import command_line, defaults, networks
+from fedcodist.config import command_line, data_images, defaults, networks
 from fedcodist.config import data as reading
 from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
@@ -461,10 +461,10 @@ def real(tmp_path_factory):
     )
     evaluated, built = [], []
     build = programs.build_programs
-    load, split = reading.load_digits_federated, fedcodist.run.model_evaluation.evaluation_split
+    load, split = data_images.load_digits_federated, fedcodist.run.model_evaluation.evaluation_split
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            reading,
+            data_images,
             "load_digits_federated",
             lambda **arguments: load(**arguments) | {"test": Untouchable()},
         )
@@ -1075,13 +1075,13 @@ def test_mistakes_in_the_config(line, parts, as_worker, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_loads_its_data_once(pretend, as_worker, monkeypatch, tmp_path):
-    loaded, load = [], reading.load_digits_federated
+    loaded, load = [], data_images.load_digits_federated
 
     def load_digits_federated(**arguments):
         loaded.append(arguments)
         return load(**arguments)
 
-    monkeypatch.setattr(reading, "load_digits_federated", load_digits_federated)
+    monkeypatch.setattr(data_images, "load_digits_federated", load_digits_federated)
     monkeypatch.setattr(tune, "held_out_experiment", BUILD)
     settings = [f"--config.{name}={value}" for name, value in SMALL.items()]
     given = [f"--config={ROOT / CONFIG}", "--study=x", f"--storage={tmp_path / 'x.db'}"]

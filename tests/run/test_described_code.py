@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from fedcodist.run.identity import _code, described
+from fedcodist.run.described_code import _code, described
 
 HEAD = """
 import dataclasses, functools
