@@ -27,7 +27,8 @@ class Execution(NamedTuple):
 
     Attributes:
       loop: 'scan': one client after another; 'vmap': `chunk_size` clients at once; 'eager': a Python
-        loop for debugging with prints. It must be called outside of `jax.jit`, as `as_fedjax` does.
+        loop for debugging with prints, on one device. It must be called outside of `jax.jit`, as
+        `as_fedjax` does.
       chunk_size: clients per chunk of 'vmap'; not used by 'scan' and 'eager'.
     """
 
@@ -89,7 +90,7 @@ def for_each_client(
       mask: (prepared, the client's index) -> what is summed in its place, see `mask_of_round`.
 
     Raises:
-      ValueError: names the field of `execution` that is not allowed.
+      ValueError: names the field of `execution` that is not allowed, also 'eager' with `axis_name`.
     """
     chex.assert_equal_shape([cohort.clients, cohort.starts, cohort.sizes])
     execution.check("execution")
@@ -105,6 +106,11 @@ def for_each_client(
         execution.loop,
     )
     if execution.loop == "eager":
+        if axis_name is not None:
+            raise ValueError(
+                "execution.loop must be 'scan' or 'vmap' on several devices, got 'eager', which is for "
+                "debugging on one."
+            )
         with jax.disable_jit():
             outcomes = [
                 chunk_of(client_states, jnp.array([slot])) for slot in range(len(cohort.clients))

@@ -112,7 +112,9 @@ class _Description:
         if (plain := json_value(value)) is not NOT_JSON:
             self.entries[path] = plain
         elif isinstance(value, Execution):
-            self.execution = {"execution": value._asdict()}
+            # JSON holds no NumPy integers.
+            whole = value._replace(chunk_size=int(value.chunk_size))
+            self.execution = {"execution": whole._asdict()}
         elif isinstance(value, types.FunctionType) and _is_named(value):
             self.entries[path] = _name(value)
         elif id(value) in self._paths:

@@ -15,6 +15,7 @@ import numpy as np
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.described_code import described, described_parts, json_value
 from fedcodist.run.digests import column_digests, column_digests_with_sizes
+from fedcodist.run.sources import StreamedData
 
 _SHOWN = 8  # entries of a list that are shown in one line
 _SETTINGS = (
@@ -42,10 +43,12 @@ class Identity(NamedTuple):
     """The identity of a run.
 
     Attributes:
-      content: JSON values: 'rounds', 'prepared', 'data', 'settings' and 'algorithm'.
+      content: JSON values: 'rounds', 'prepared', 'data', 'settings', 'algorithm', and 'execution' if
+        clients keep states: those on the host have another form in checkpoints than those on the device.
       has_config: whether the run has a config, and descriptions of the code to which it refers. Then
         'settings' and 'algorithm' are not compared, and hyper-parameters and start are not described.
-      execution: how the algorithm's clients are executed, which belongs to the plan.
+      execution: how the algorithm's clients are executed and whether their data are streamed, which
+        belongs to the plan.
     """
 
     content: dict[str, Any]
@@ -74,6 +77,8 @@ class Identity(NamedTuple):
             {part: _without_later_evaluations(until, content.get(part)) for part in parts}
             for content in (theirs, self.content)
         )
+        if "execution" in theirs:  # older run folders have no record
+            before["execution"], now["execution"] = theirs["execution"], self.content["execution"]
         if not self.has_config:
             now["settings"] = _without_unrecorded(before["settings"], now["settings"])
         if difference := first_difference(before, now):
@@ -112,14 +117,18 @@ def identity_of(
         settings |= {"hyper": hyper_of(experiment), "start": start_of(experiment)}
     settings |= described("evaluation_preprocess", experiment.evaluation_preprocess)
     algorithm, execution = described_algorithm(experiment.algorithm)
+    stream = {"stream": isinstance(experiment.data, StreamedData)}
+    keeps_states = any(jax.tree.leaves(s.first) for s in experiment.algorithm.client_states.values())
     content = {
         "rounds": experiment.rounds,
         "prepared": dict(prepared or {}),
         "data": _data_digests(experiment),
         "settings": jax.tree.map(json_value, settings),
         "algorithm": algorithm,
+        "execution": stream if keeps_states else {},
     }
-    return Identity(content, has_config, {"seeds_loop": experiment.seeds_loop, **execution})
+    execution = {"seeds_loop": experiment.seeds_loop, **execution, **stream}
+    return Identity(content, has_config, execution)
 
 
 def hyper_of(experiment: Any) -> dict[str, Any]:

@@ -26,9 +26,9 @@ except ImportError:  # Windows lacks it; there, a second process in a folder is 
     fcntl = None  # type: ignore[assignment]
 
 # Keys that the plans of older run folders lack, where they are not compared.
-_ADDED_LATER = ("seeds_loop", "execution", "processes", "devices", "platform")
+_ADDED_LATER = ("seeds_loop", "execution", "stream", "processes", "devices", "platform")
 # Keys of runs from Python alone. Commands have settings in their place.
-_OF_PYTHON = ("seeds_loop", "execution")
+_OF_PYTHON = ("seeds_loop", "execution", "stream")
 _PACKAGES = ("fedcodist", "jax", "jaxlib", "flax", "optax", "chex", "ml-collections", "numpy")
 
 

@@ -345,7 +345,7 @@ def run_counting(clients, loop, chunk, devices, prepare=None, how="shard_map"):
         )
 
     arguments = (jnp.asarray(clients, jnp.int32), jax.random.key_data(jax.random.key(0)))
-    if loop == "eager":
+    if devices is None and loop == "eager":
         return jax.tree.map(np.asarray, run(*arguments))
     return same_on_every_device(over_devices(run, devices, how)(*arguments))
 
@@ -599,6 +599,11 @@ def test_a_small_client_is_the_same_beside_a_much_larger_one(optimizer):
 def test_an_unknown_execution_is_refused(execution, message):
     with pytest.raises(ValueError, match=message):
         for_each_client(None, weighted_mean().prepare, None, None, cohort_of([1]), None, execution)
+
+
+def test_eager_clients_are_for_one_device():
+    with pytest.raises(ValueError, match=r"execution\.loop must be .* on several devices, got 'eager'"):
+        run_counting([1, 2], "eager", 1, devices=2)
 
 
 @pytest.mark.parametrize(("loop", "chunk"), [("scan", 1), ("vmap", 3)])

@@ -18,6 +18,7 @@ import pytest
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.for_each_client import Execution
@@ -532,6 +533,7 @@ def test_a_damaged_identity_is_one_line(damage, finished):
     [
         (dict(execution=Execution("vmap", 2)), r"execution\.loop is 'scan' there and 'vmap' here"),
         (dict(seeds_loop="vmap"), r"seeds_loop is 'map' there and 'vmap' here"),
+        (dict(source=StreamedData), r"stream is False there and True here"),
     ],
 )
 def test_how_it_is_executed_is_the_plan(settings, message, finished):
@@ -539,6 +541,30 @@ def test_how_it_is_executed_is_the_plan(settings, message, finished):
         run(finished, **settings)
     experiment = make_experiment(**settings)
     run_experiment(experiment, finished, change_plan=True, show_progress=False)
+
+
+def test_a_chunk_size_of_numpy_can_be_stored(tmp_path):
+    execution = Execution("vmap", np.int64(2))
+    run(tmp_path, execution=execution)
+    run(tmp_path, execution=execution)
+
+
+def test_client_states_stay_where_they_are(tmp_path):
+    """Checkpoints of states on the host have another form than those on the device."""
+
+    def with_states(stream, rounds):
+        method = scaffold(softmax_regression(3, 2), 3, LocalTraining(batch_size=2))
+        algorithm = independent_pools({"main": Pool(method, np.arange(3), 2)}, make_data().columns)
+        data = (StreamedData if stream else resident_data)(make_data())
+        experiment = Experiment(algorithm, data, {"test": TEST}, rounds)
+        run_experiment(
+            experiment, tmp_path, config={}, prepared={}, change_plan=stream, show_progress=False
+        )
+
+    with_states(stream=False, rounds=1)
+    with pytest.raises(RunFolderError, match=r"execution\.stream is False there and True here"):
+        with_states(stream=True, rounds=2)
+    with_states(stream=False, rounds=2)
 
 
 MACHINE = ("x64", "jaxlib", "device", "matmul_precision", "prng", "prng_is_partitionable")
