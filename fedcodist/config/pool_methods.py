@@ -15,6 +15,7 @@ from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching
+from fedcodist.algorithms.pools.grouped_models import group_sizes_of
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
@@ -27,7 +28,7 @@ from fedcodist.config.client_methods import (
     server_schedule,
 )
 from fedcodist.config.compression import with_links
-from fedcodist.config.config_errors import choice
+from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed, execution_of
 from fedcodist.config.networks import (
@@ -62,6 +63,7 @@ from fedcodist.distillation.weight_averaging import WeightAveraging
 
 DEPTH_FL = "depth_fl"  # its parts are the first blocks of a network with exits
 _FED_SDD = ("fed_sdd", "fed_sdd_pools")
+_WITH_GROUPS = (*_FED_SDD, "fed_ensemble")  # each group of a cohort trains a model of its own
 
 
 def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
@@ -119,12 +121,21 @@ def _pools(config: ConfigDict, data: Data) -> dict[str, Pool]:
         model = as_executed(config, _model(config, data, f"pools.{name}.model", pool.model))
         method = client_method(Clients(config, data, model, pool, len(indices[name])))
         method = with_privacy(privacy, with_links(config, method), pool.cohort_size)
-        most = pool.cohort_size
+        most = _largest_group(config, pool.cohort_size)
         if poisson is not None:
-            most = poisson.slots(len(indices[name]), most)
+            most = poisson.slots(len(indices[name]), pool.cohort_size)
         method = with_secure_sum(config, method, most, data)
         pools[name] = Pool(method, indices[name], pool.cohort_size, poisson)
     return pools
+
+
+def _largest_group(config: ConfigDict, cohort_size: int) -> int:
+    """The largest number of a cohort's clients who train one model, and whose messages are summed."""
+    settings = config.algorithm
+    if settings.name not in _WITH_GROUPS:
+        return cohort_size
+    with named("algorithm."):
+        return max(group_sizes_of(cohort_size, settings.num_models, settings.get("group_sizes")))
 
 
 def _model(config: ConfigDict, data: Data, setting: str, name: str) -> Model:

@@ -13,6 +13,8 @@ def with_secure_sum(
 ) -> FederatedMethod:
     """Returns the method with a secure sum, or as it is if `training.secure_sum` is not set.
 
+    `num_clients` is the largest number of clients whose messages are summed in a round.
+
     It wraps compressed links and privacy, so that clients clip, compress and mask, and the server adds
     its noise to the sum. Where `training.secure_sum.max_weight` is not set, it is the size of the
     largest client. With privacy it is 1, since weights are then at most 1.
@@ -23,6 +25,11 @@ def with_secure_sum(
     settings = config.training.get("secure_sum")
     if settings is None:
         return method
+    if num_clients < 2:
+        raise ValueError(
+            "training.secure_sum must sum the messages of at least 2 clients, got a cohort_size, or a "
+            f"group of a cohort, of {num_clients}."
+        )
     given = dict(method=method, num_clients=num_clients)
     if settings.get("max_weight") is None:
         largest = float(data.splits["train"].client_sizes.max())

@@ -118,7 +118,9 @@ def identity_of(
     settings |= described("evaluation_preprocess", experiment.evaluation_preprocess)
     algorithm, execution = described_algorithm(experiment.algorithm)
     stream = {"stream": isinstance(experiment.data, StreamedData)}
-    keeps_states = any(jax.tree.leaves(s.first) for s in experiment.algorithm.client_states.values())
+    keeps_states = any(
+        jax.tree.leaves(s.first) for s in experiment.algorithm.client_states.values()
+    )
     content = {
         "rounds": experiment.rounds,
         "prepared": dict(prepared or {}),

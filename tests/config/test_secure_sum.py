@@ -9,9 +9,10 @@ import pytest
 from softmax_regression import softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import fed_avg
+from fedcodist.config import pool_methods
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.secure_sum import with_secure_sum
-from fedcodist.configs import digits_codist, digits_secure_sum
+from fedcodist.configs import digits_codist, digits_methods, digits_secure_sum
 from fedcodist.core.aggregation import ClientResult
 
 
@@ -41,6 +42,39 @@ def test_dropouts_are_as_the_config_says():
         prepared = method.reduce.prepare(one, jax.random.key(0))
         counted.append(len(jax.tree.leaves(prepared.attendance)))
     assert counted == [0, 2]  # who is there, and who dropped out
+
+
+@pytest.mark.parametrize(
+    ("method", "groups", "clients"),
+    [
+        ("fed_avg", {}, 8),
+        ("fed_sdd", dict(num_models=4), 2),
+        ("fed_sdd", dict(num_models=2, group_sizes=[3, 5]), 5),
+        ("fed_ensemble", dict(num_models=2), 4),
+    ],
+)
+def test_a_sum_is_of_as_many_clients_as_train_one_model(monkeypatch, method, groups, clients):
+    counted = []
+
+    def record(config, method, num_clients, data):
+        counted.append(num_clients)
+        return method
+
+    monkeypatch.setattr(pool_methods, "with_secure_sum", record)
+    config = digits_methods.get_config(method)
+    config.algorithm.update(groups)
+    build_experiment(config)
+    assert counted == [clients] and config.pools.main.cohort_size == 8
+
+
+def test_a_client_alone_has_no_secure_sum():
+    config = digits_secure_sum.get_config("fed_sdd,secure")
+    config.algorithm.num_models = 8
+    message = (
+        r"^training\.secure_sum must sum .* at least 2 clients, .* a group of a cohort, of 1\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
 
 
 @pytest.mark.parametrize(

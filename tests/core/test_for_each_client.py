@@ -602,7 +602,9 @@ def test_an_unknown_execution_is_refused(execution, message):
 
 
 def test_eager_clients_are_for_one_device():
-    with pytest.raises(ValueError, match=r"execution\.loop must be .* on several devices, got 'eager'"):
+    with pytest.raises(
+        ValueError, match=r"execution\.loop must be .* on several devices, got 'eager'"
+    ):
         run_counting([1, 2], "eager", 1, devices=2)
 
 
