@@ -153,8 +153,8 @@ def _check_range(table: _Table, index: Index, model: str) -> None:
     raise ValueError(
         f"column {index.column!r} of {table.where} must have whole numbers from {least} to {largest}, "
         f"one for each of the {entries} that it chooses from, got {limits[0]} to {limits[1]}: leave out "
-        "examples without a label, or replace it with jnp.where in your loss and metrics; count from 0, or "
-        "give more outputs."
+        "examples without a label, or replace it with jnp.where in your loss and metrics; count from 0 "
+        "or give more outputs."
     )
 
 
