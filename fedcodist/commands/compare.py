@@ -106,7 +106,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _chosen_runs(settings: argparse.Namespace) -> list[str]:
-    """The config's runs. Raises one of PARSE_ERRORS, which tells of folders if no config is meant."""
+    """The config's runs. Raises one of PARSE_ERRORS.
+
+    Its message mentions run folders if the argument is not a config's name.
+    """
     try:
         config_path(name := settings.config.split(":")[0])
     except ConfigFileError as error:

@@ -130,6 +130,21 @@ def last_round(run: Run) -> int | None:
     return run.summary.get("rounds", run.config.get("rounds")) if run.finished else None
 
 
+def last_evaluations(method: Method, model: str, split: str) -> list[dict[str, Any]]:
+    """Each seed's evaluation after its run's last round; empty where it was not evaluated then.
+
+    If the run has not finished, it is the last evaluation of which all seeds have the accuracy.
+    """
+    common_rounds = curve(method, model, split, ACCURACY).rounds
+    last_common = common_rounds[-1] if common_rounds else None
+    records = []
+    for run, seed in method.members:
+        by_round = run.records.get(Series(model, split, seed), {})
+        end = last_round(run) or last_common
+        records.append({} if end is None else by_round.get(end, {}))
+    return records
+
+
 def final(method: Method, model: str, split: str, metric: str) -> Statistic | None:
     """A metric after each finished run's own last round; None where a seed lacks it."""
     values = []
