@@ -232,12 +232,12 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
     """
     labels = []
     configs = [run.config for run in of_methods]
-    for each in of_methods:
-        config = each.config
+    for method_run in of_methods:
+        config = method_run.config
         name = method_of(config)
         same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
-        settings = settings_of_run(each)
-        parts = differing_settings(settings, same)
+        settings = settings_of_run(method_run)
+        differences = differing_settings(settings, same)
         base = METHOD_NAMES.get(name, name)
         if mapping_of(config, "phases").get("stopping") == "test_data":
             base += ", phases stopped on test data"
@@ -245,20 +245,22 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
         if all(isinstance(run, str) and run for run in runs) and len(set(runs)) == len(runs):
             run = config["run"]
             labels.append(base if run == name else f"{base} ({run})")
-        elif len(parts) > 3:
+        elif len(differences) > 3:
             number = same.index(settings) + 1
-            labels.append(f"{base} #{number} ({', '.join(parts[:2])}, ...)")
+            labels.append(f"{base} #{number} ({', '.join(differences[:2])}, ...)")
         else:
-            labels.append(f"{base} ({', '.join(parts)})" if parts else base)
+            labels.append(f"{base} ({', '.join(differences)})" if differences else base)
     return labels
 
 
-def differing_settings(own: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_settings(
+    settings: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """One run's `name=value` of the settings that differ among several; a name is short if it can be."""
     differing = differing_keys(alike)
     short = [key.rsplit(".", 1)[-1] for key in differing]
     return [
-        f"{last if short.count(last) == 1 else key}={shown_setting(own, key)}"
+        f"{last if short.count(last) == 1 else key}={shown_setting(settings, key)}"
         for key, last in zip(differing, short, strict=True)
     ]
 

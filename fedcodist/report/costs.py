@@ -71,8 +71,8 @@ def pools_of(config: Mapping[str, Any], model: str, pools: Collection[str]) -> l
       model: its name.
       pools: all pools, or parties, whose costs are known.
     """
-    own = pool_of(config, model)
-    return [own] if own in pools else list(pools)
+    pool = pool_of(config, model)
+    return [pool] if pool in pools else list(pools)
 
 
 def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:

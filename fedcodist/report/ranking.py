@@ -258,8 +258,8 @@ def _over_seeds(entries: Sequence[Entry]) -> Entry:
         return sum(seeds * value for seeds, value in pairs if seeds) / len(value_of)
 
     def total(seconds: Iterable[float]) -> float:
-        own = zip(counted, entries, seconds, strict=True)
-        return sum(seeds / len(entry.seeds) * each for seeds, entry, each in own if seeds)
+        triples = zip(counted, entries, seconds, strict=True)
+        return sum(seeds / len(entry.seeds) * time for seeds, entry, time in triples if seeds)
 
     return entries[0]._replace(
         accuracies=tuple(value_of.values()),
@@ -332,8 +332,8 @@ def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Differe
 def other_data_of_seeds(ours: Entry, theirs: Entry) -> str:
     """What `other_data` says of the first common seed whose data differ; empty if there is none."""
     common = [seed for seed in ours.data if seed in theirs.data]
-    found = (other_data(ours.data[seed], theirs.data[seed]) for seed in common)
-    return next(filter(None, found), "")
+    differences = (other_data(ours.data[seed], theirs.data[seed]) for seed in common)
+    return next(filter(None, differences), "")
 
 
 def _compared_as(entry: Entry) -> str:

@@ -134,8 +134,8 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
             pruner=_pruner(plan),
             load_if_exists=True,
         )
-        made = study.user_attrs.get("made_of")
-        if made is None:
+        made_of = study.user_attrs.get("made_of")
+        if made_of is None:
             if any(trial.state != TrialState.WAITING for trial in study.trials):
                 raise ValueError(
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
@@ -143,7 +143,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
             study.enqueue_trial(**_queued(plan.first), skip_if_exists=True)
             # Set last, so that a study whose creation was interrupted is made again.
             study.set_user_attr("made_of", guarded)
-        elif difference := _difference(made, guarded):
+        elif difference := _difference(made_of, guarded):
             raise ValueError(
                 f"study {plan.name!r} in {plan.storage} was made with {difference}. "
                 "Use another --study, or the same settings."
@@ -333,12 +333,12 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     # The space is compared first: a setting that only one study tunes is missing in the other's config.
-    parts = {
+    text_of_part = {
         "space": "another search space",
         "config": "another config",
         "sampling": "other options",
     }
-    for part, text in parts.items():
+    for part, text in text_of_part.items():
         if part not in theirs:  # in studies of an earlier release
             continue
         for name in [*theirs[part], *ours[part]]:
@@ -346,9 +346,10 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
             if left != right:
                 return f"{text}: {name} is {left!r} there and {right!r} here"
     # Earlier releases did not describe all of these parts.
-    known = theirs.get("determined_by", {})
-    here = {part: of for part, of in ours["determined_by"].items() if part in known or not known}
-    if difference := first_difference(known, here):
+    before, now = theirs.get("determined_by", {}), ours["determined_by"]
+    if before:
+        now = {part: now[part] for part in now if part in before}
+    if difference := first_difference(before, now):
         return f"other data or code: {difference}"
     return None
 

@@ -76,11 +76,11 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
     skipped: dict[str, int] = {}
 
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
-        found = read_c4(files, vocabulary, TRAIN_LENGTH, arguments.sentences, split, show)
-        skipped.update(found.skipped)
-        offsets = [0, len(found.tokens)]
+        sentences = read_c4(files, vocabulary, TRAIN_LENGTH, arguments.sentences, split, show)
+        skipped.update(sentences.skipped)
+        offsets = [0, len(sentences.tokens)]
         data = FederatedData.from_arrays(
-            {"tokens": found.tokens}, offsets=offsets, client_ids=["c4"]
+            {"tokens": sentences.tokens}, offsets=offsets, client_ids=["c4"]
         )
         return {"distillation": data, "vocabulary": text["vocabulary"]}
 
