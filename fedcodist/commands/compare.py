@@ -39,14 +39,14 @@ from fedcodist.config import command_line
 from fedcodist.config.config_file import ConfigFileError, config_path, run_folder_name
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect, with_metric
-from fedcodist.report.ranking import (
+from fedcodist.report.entries import (
     Entry,
     UnknownMetric,
-    ranked,
     read_methods,
     read_run,
     unknown_metric,
 )
+from fedcodist.report.ranking import ranked
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run, mapping_of, read_object
 from fedcodist.run.client_metrics import OVER_CLIENTS

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
+from fedcodist.report.entries import Entry
 from fedcodist.report.ranking import (
     Difference,
-    Entry,
     difference,
     is_defined,
     other_data_of_seeds,
@@ -60,7 +60,7 @@ def ranking_table(
     # If the baseline has personal models, others are compared with these, unless its shared model is
     # shown.
     compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
-    stood_for = {(entry.run, entry.model): entry.accuracies for entry in entries}
+    stood_for = {(entry.run, entry.model): entry.values for entry in entries}
     has_shared = any(entry.shared for entry in shown)
     splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
     several_counts, several_splits = len(counts) > 1, len(splits) > 1
@@ -90,7 +90,7 @@ def ranking_table(
             [
                 entry.run,
                 entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
-                _spread(entry.accuracies, metric),
+                _spread(entry.values, metric),
                 *([_spread(shared, metric) if shared else ""] if has_shared else []),
                 *([entry.split.replace("_", " ")] if several_splits else []),
                 _to_baseline(entry, estimate, baseline, metric),
@@ -268,16 +268,16 @@ def _short(seconds: float) -> str:
 def _values(
     entry: Entry, estimate: Difference | None, shared: Sequence[float] | None
 ) -> dict[str, Any]:
-    """A row's numbers for JSON. `Entry.accuracies` are called `values` there, since metrics differ."""
+    """A row's numbers for JSON."""
     return {
         "run": entry.run,
         "model": entry.model,
         "head": entry.head,
         "split": entry.split,
         "seeds": list(entry.seeds),
-        "values": list(entry.accuracies),
-        "mean": statistics.fmean(entry.accuracies),
-        "standard_deviation": _deviation(entry.accuracies),
+        "values": list(entry.values),
+        "mean": statistics.fmean(entry.values),
+        "standard_deviation": _deviation(entry.values),
         "shared_model_values": shared and list(shared),
         "difference": estimate and estimate.mean,
         "difference_half_width_95": estimate and estimate.half_width,
