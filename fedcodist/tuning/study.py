@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 import sqlalchemy.exc
+from ml_collections import ConfigDict
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
 from fedcodist.run.identity import first_difference
-from fedcodist.tuning.search_space import Space, method_name
+from fedcodist.tuning.search_space import Space, flat, method_name, own_values
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {
@@ -37,6 +38,15 @@ STATES = {
     TrialState.RUNNING: "running",
 }
 _COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
+# Settings on which a trial's result does not depend, so that a study may go on with other ones.
+_NOT_SETTINGS = (
+    "execution.",
+    "tuning.",
+    "evaluation.splits",
+    "evaluation.final_splits",
+    "evaluation.client_splits",
+    "evaluation.final_client_splits",
+)
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_INTERMEDIATE_VALUES = 10
 
@@ -105,6 +115,30 @@ class Plan(NamedTuple):
     rounds: int
     every: int
     command: str
+
+
+def make_plan(config: ConfigDict, space: Space, **options: Any) -> Plan:
+    """A config's Plan; `options` are the fields that a config does not have."""
+    tuned = {setting for dimension in space.values() for setting in dimension.settings}
+    values = flat(config)
+    settings = {
+        name: value
+        for name, value in values.items()
+        if name not in tuned and not name.startswith(_NOT_SETTINGS)
+    }
+    # Alone of the execution, the precision changes a trial's value. Earlier studies, which do not have
+    # it among their settings, go on with float32.
+    precision = values.get("execution.precision")
+    if precision not in (None, "float32"):
+        settings["execution.precision"] = precision
+    return Plan(
+        settings=settings,
+        space=space,
+        first=own_values(config, space),
+        rounds=config.rounds,
+        every=config.evaluation.every,
+        **options,
+    )
 
 
 def open_study(plan: Plan, worker: Worker) -> optuna.Study:

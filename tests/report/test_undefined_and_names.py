@@ -27,7 +27,7 @@ from fedcodist.report.entries import Entry
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
 from fedcodist.report.spread import plus_minus
-from fedcodist.tuning import tune
+from fedcodist.tuning import held_out, trials
 from tests.report import test_report
 from tests.report.test_report import write_run
 
@@ -215,18 +215,17 @@ def test_a_report_of_undefined_accuracies(tmp_path):
 def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
     """A study's file takes no NaN: the trial would stop the worker."""
     assert math.isnan(
-        tune.held_out_accuracy(
+        held_out.held_out_accuracy(
             [{"split": "held_out", "accuracy": None}, {"split": "held_out", "accuracy": 1.0}]
         )
     )
-    from fedcodist.run import experiment
     from fedcodist.tuning import study
 
     def run(experiment, programs, callbacks, show_progress):
         callbacks[0]([{"round": 3, "split": "held_out", "accuracy": None}])
 
-    monkeypatch.setattr(experiment, "run_experiment", run)
-    value, state, reason = tune._run_trial(None, None, None, None)
+    monkeypatch.setattr(trials, "run_experiment", run)
+    value, state, reason = trials._run_trial(None, None, None, None)
     assert (value, state) == (
         None,
         study.TrialState.PRUNED,
