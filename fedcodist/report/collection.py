@@ -16,13 +16,12 @@ from fedcodist.report.runs import (
     mapping_of,
     number_of,
 )
+from fedcodist.report.settings import differing_settings, distinct, settings_of_run
 
 ACCURACY = "accuracy"
 TRAINING = "clients"  # the split of training's metrics lines
 # Numbers of metrics lines that are no metrics.
 _NO_METRICS = ("round", "model", "split", "seed", "clients", "epsilon")
-# Settings in which two runs of one method may differ: the seed, and the run's name.
-NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
 
 
 class Statistic(NamedTuple):
@@ -98,6 +97,122 @@ def collect(paths: Iterable[Path | str], metric: str | None = None) -> Collectio
     return Collection(methods, _models(runs), _splits(runs, metric), tuple(notes), metric)
 
 
+def _accuracy_or_loss(records: Mapping[int, Mapping[str, Any]]) -> bool:
+    return any("accuracy" in record or "loss" in record for record in records.values())
+
+
+def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(settings_of_run(run), sort_keys=True), []).append(run)
+    ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
+    ordered = sorted(
+        groups.values(), key=lambda group: ranks.get(method_of(group[0].config), len(ranks))
+    )
+    labels = _labels([group[0] for group in ordered])
+    return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
+
+
+def _labels(of_methods: Sequence[Run]) -> list[str]:
+    """A label for a run of each method: its name, and that of the run where configs have run names.
+
+    Without run names, the settings in which runs of one method differ are added.
+    """
+    labels = []
+    configs = [run.config for run in of_methods]
+    for method_run in of_methods:
+        config = method_run.config
+        name = method_of(config)
+        same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
+        settings = settings_of_run(method_run)
+        differences = differing_settings(settings, same)
+        base = METHOD_NAMES.get(name, name)
+        if mapping_of(config, "phases").get("stopping") == "test_data":
+            base += ", phases stopped on test data"
+        runs = [other.get("run") for other in configs if method_of(other) == name]
+        if all(isinstance(run, str) and run for run in runs) and len(set(runs)) == len(runs):
+            run = config["run"]
+            labels.append(base if run == name else f"{base} ({run})")
+        elif len(differences) > 3:
+            number = same.index(settings) + 1
+            labels.append(f"{base} #{number} ({', '.join(differences[:2])}, ...)")
+        else:
+            labels.append(f"{base} ({', '.join(differences)})" if differences else base)
+    return labels
+
+
+def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
+    finished = any(run.finished for run in runs)
+    members: dict[tuple[int, ...], tuple[Run, int]] = {}
+    for run in runs:
+        if not run.finished:
+            left_out = ": left out of its method's mean" if finished else ""
+            notes.append(f"{run.folder} is unfinished ({progress_of(run)}){left_out}")
+            if finished:
+                continue
+        seeds = distinct(series.seed for series in run.records)
+        first = first_seed(run.config)
+        # A run's metrics lines have its seeds themselves, or numbers counted from 0.
+        absolute = all(seed >= first for seed in seeds)
+        repeated = []
+        for seed in seeds:
+            identity = (seed,) if absolute else (first, seed)
+            if identity in members:
+                repeated.append(str(seed))
+            else:
+                members[identity] = (run, seed)
+        if repeated:
+            again = f"{run.folder} repeats seed {', '.join(repeated)} of {label}"
+            notes.append(f"{again}: counted once")
+    return Method(label, tuple(runs), tuple(members.values()), finished)
+
+
+def progress_of(run: Run) -> str:
+    """How far a run came."""
+    reached = max((round for series in run.records.values() for round in series), default=0)
+    total = run.config.get("rounds")
+    return f"{reached} of {total} rounds" if total else f"{reached} rounds"
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    """Names of numbers that evaluations have: the accuracy first, then other metrics, then the loss."""
+    names = distinct(
+        name
+        for run in runs
+        for series, records in run.records.items()
+        if series.split != TRAINING
+        for record in records.values()
+        for name in record
+        if name not in _NO_METRICS and number_of(record, name) is not None
+    )
+    return sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
+
+
+def _models(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names of models, the smallest first where sizes are known."""
+    models = distinct(series.model for run in runs for series in run.records)
+    sizes = {}
+    for run in runs:
+        for model, description in mapping_of(run.summary, "models").items():
+            size = description.get("parameters") if isinstance(description, dict) else None
+            if isinstance(size, int):
+                sizes[model] = size
+    known = all(model in sizes for model in models)
+    return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
+
+
+def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
+    """Splits with the metric, the test split first."""
+    splits = distinct(
+        series.split
+        for run in runs
+        for series, records in run.records.items()
+        if series.split != TRAINING and any(metric in record for record in records.values())
+    )
+    first = ("test", "held_out")
+    return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))
+
+
 def with_metric(collection: Collection, metric: str) -> Collection:
     """The collection with this metric in place of its own, if one of its runs has it."""
     runs = [run for method in collection.methods for run in method.runs]
@@ -123,6 +238,16 @@ def curve(method: Method, model: str, split: str, metric: str) -> Curve:
     rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
     statistics = tuple(statistic_of([values[round] for values in by_seed]) for round in rounds)
     return Curve(tuple(rounds), statistics)
+
+
+def statistic_of(values: Sequence[float]) -> Statistic:
+    """Mean and sample standard deviation of one value per seed."""
+    count = len(values)
+    mean = sum(values) / count
+    if count == 1:
+        return Statistic(mean, None, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return Statistic(mean, math.sqrt(variance), count)
 
 
 def last_round(run: Run) -> int | None:
@@ -162,195 +287,3 @@ def default_title(collection: Collection) -> str:
     runs = [run for method in collection.methods for run in method.runs]
     names = distinct(str(run.config.get("name") or run.folder.name) for run in runs)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _accuracy_or_loss(records: Mapping[int, Mapping[str, Any]]) -> bool:
-    return any("accuracy" in record or "loss" in record for record in records.values())
-
-
-def statistic_of(values: Sequence[float]) -> Statistic:
-    """Mean and sample standard deviation of one value per seed."""
-    count = len(values)
-    mean = sum(values) / count
-    if count == 1:
-        return Statistic(mean, None, 1)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return Statistic(mean, math.sqrt(variance), count)
-
-
-def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(json.dumps(settings_of_run(run), sort_keys=True), []).append(run)
-    ranks = {name: rank for rank, name in enumerate(METHOD_NAMES)}
-    ordered = sorted(
-        groups.values(), key=lambda group: ranks.get(method_of(group[0].config), len(ranks))
-    )
-    labels = _labels([group[0] for group in ordered])
-    return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
-
-
-def with_identity(run: Run) -> dict[str, Any]:
-    """The run's config; for a run without one, also what environment.json says of its experiment.
-
-    Otherwise experiments of different networks, data or rounds would look the same. The seeds are left
-    out, since runs of one method differ in them.
-    """
-    identity = mapping_of(run.environment, "identity")
-    if not identity or any(key in run.config for key in ("evaluation", "phase")):
-        return run.config
-    settings = mapping_of(identity, "settings")
-    settings = {key: value for key, value in settings.items() if key not in NOT_OF_A_METHOD}
-    return {**run.config, "identity": {**identity, "settings": settings}}
-
-
-def settings_of_run(run: Run) -> dict[str, Any]:
-    """`settings_of` what determines the run."""
-    return settings_of(with_identity(run))
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config flattened to dotted keys, without those in which runs of one method may differ."""
-    return {key: value for key, value in flatten(config).items() if key not in NOT_OF_A_METHOD}
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping with dotted keys; empty groups stay."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            flat.update(flatten(item, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
-
-
-def _labels(of_methods: Sequence[Run]) -> list[str]:
-    """A label for a run of each method: its name, and that of the run where configs have run names.
-
-    Without run names, the settings in which runs of one method differ are added.
-    """
-    labels = []
-    configs = [run.config for run in of_methods]
-    for method_run in of_methods:
-        config = method_run.config
-        name = method_of(config)
-        same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
-        settings = settings_of_run(method_run)
-        differences = differing_settings(settings, same)
-        base = METHOD_NAMES.get(name, name)
-        if mapping_of(config, "phases").get("stopping") == "test_data":
-            base += ", phases stopped on test data"
-        runs = [other.get("run") for other in configs if method_of(other) == name]
-        if all(isinstance(run, str) and run for run in runs) and len(set(runs)) == len(runs):
-            run = config["run"]
-            labels.append(base if run == name else f"{base} ({run})")
-        elif len(differences) > 3:
-            number = same.index(settings) + 1
-            labels.append(f"{base} #{number} ({', '.join(differences[:2])}, ...)")
-        else:
-            labels.append(f"{base} ({', '.join(differences)})" if differences else base)
-    return labels
-
-
-def differing_settings(
-    settings: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """One run's `name=value` of the settings that differ among several; a name is short if it can be."""
-    differing = differing_keys(alike)
-    short = [key.rsplit(".", 1)[-1] for key in differing]
-    return [
-        f"{last if short.count(last) == 1 else key}={shown_setting(settings, key)}"
-        for key, last in zip(differing, short, strict=True)
-    ]
-
-
-def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose values differ."""
-    keys = distinct(key for flat in settings for key in flat)
-    return [key for key in keys if len({shown_setting(flat, key) for flat in settings}) > 1]
-
-
-def shown_setting(settings: Mapping[str, Any], key: str) -> str:
-    """A setting as text, a dash where it is missing."""
-    if key not in settings:
-        return "–"
-    value = settings[key]
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
-    finished = any(run.finished for run in runs)
-    members: dict[tuple[int, ...], tuple[Run, int]] = {}
-    for run in runs:
-        if not run.finished:
-            left_out = ": left out of its method's mean" if finished else ""
-            notes.append(f"{run.folder} is unfinished ({progress_of(run)}){left_out}")
-            if finished:
-                continue
-        seeds = distinct(series.seed for series in run.records)
-        first = first_seed(run.config)
-        # A run's metrics lines have its seeds themselves, or numbers counted from 0.
-        absolute = all(seed >= first for seed in seeds)
-        repeated = []
-        for seed in seeds:
-            identity = (seed,) if absolute else (first, seed)
-            if identity in members:
-                repeated.append(str(seed))
-            else:
-                members[identity] = (run, seed)
-        if repeated:
-            again = f"{run.folder} repeats seed {', '.join(repeated)} of {label}"
-            notes.append(f"{again}: counted once")
-    return Method(label, tuple(runs), tuple(members.values()), finished)
-
-
-def progress_of(run: Run) -> str:
-    """How far a run came."""
-    reached = max((round for series in run.records.values() for round in series), default=0)
-    total = run.config.get("rounds")
-    return f"{reached} of {total} rounds" if total else f"{reached} rounds"
-
-
-def _models(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names of models, the smallest first where sizes are known."""
-    models = distinct(series.model for run in runs for series in run.records)
-    sizes = {}
-    for run in runs:
-        for model, description in mapping_of(run.summary, "models").items():
-            size = description.get("parameters") if isinstance(description, dict) else None
-            if isinstance(size, int):
-                sizes[model] = size
-    known = all(model in sizes for model in models)
-    return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
-
-
-def _metrics(runs: Sequence[Run]) -> list[str]:
-    """Names of numbers that evaluations have: the accuracy first, then other metrics, then the loss."""
-    names = distinct(
-        name
-        for run in runs
-        for series, records in run.records.items()
-        if series.split != TRAINING
-        for record in records.values()
-        for name in record
-        if name not in _NO_METRICS and number_of(record, name) is not None
-    )
-    return sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
-
-
-def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
-    """Splits with the metric, the test split first."""
-    splits = distinct(
-        series.split
-        for run in runs
-        for series, records in run.records.items()
-        if series.split != TRAINING and any(metric in record for record in records.values())
-    )
-    first = ("test", "held_out")
-    return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))
-
-
-def distinct(values: Iterable[Any]) -> list[Any]:
-    """Each value once, in order."""
-    return list(dict.fromkeys(values))

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedcodist.report.collection import differing_keys, flatten, shown_setting
 from fedcodist.report.runs import Run, mapping_of
+from fedcodist.report.settings import differing_keys, flatten, shown_setting
 
 
 class DataOfRun(NamedTuple):

@@ -21,18 +21,20 @@ from fedcodist.report.collection import (
     Collection,
     Method,
     Statistic,
-    differing_keys,
-    distinct,
-    flatten,
     last_evaluations,
     progress_of,
-    settings_of_run,
-    shown_setting,
     statistic_of,
 )
 from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.ranking_table import TEXT_COLUMNS, RankingTable
 from fedcodist.report.runs import Run, mapping_of, number_of
+from fedcodist.report.settings import (
+    differing_keys,
+    distinct,
+    flatten,
+    settings_of_run,
+    shown_setting,
+)
 
 # Colours have names, so that the dark mode changes them in one place. Plots keep a white background.
 STYLE = """
