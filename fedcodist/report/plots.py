@@ -204,24 +204,14 @@ def _curves_plot(
         axis.set_xlabel(
             "Sent and received by all clients, MB" if by_bytes else "Communication round"
         )
-    shown = {
+    lines = {
         as_written(text): handles[method.label]
         for method, text in zip(collection.methods, labels, strict=True)
         if method.label in handles
     }
     if not by_bytes and any(_codistillation_rounds(method) for method in collection.methods):
-        shown["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
-    figure.legend(
-        list(shown.values()),
-        list(shown),
-        loc="outside lower center",
-        ncols=legend_columns,
-        title=_spread_title(labels),
-        fontsize=9,
-        title_fontsize=8.5,
-        borderaxespad=0,
-        frameon=False,
-    )
+        lines["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
+    _draw_legend(figure, lines, legend_columns, _spread_title(labels))
     return figure
 
 
@@ -240,6 +230,22 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
         margin = 0.06 * (max(values) - min(values))
         low, high = axis.get_ylim()
         axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
+
+
+def _draw_legend(
+    figure: "Figure", lines: Mapping[str, "Line2D"], columns: int, title: str | None
+) -> None:
+    figure.legend(
+        list(lines.values()),
+        list(lines),
+        loc="outside lower center",
+        ncols=columns,
+        title=title,
+        fontsize=9,
+        title_fontsize=8.5,
+        borderaxespad=0,
+        frameon=False,
+    )
 
 
 def _draw_curve(
