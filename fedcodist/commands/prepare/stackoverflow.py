@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def open_source(
     arguments: argparse.Namespace, work: Path, show: preparation.Show
 ) -> preparation.Source:
-    """Checks the arguments and the file, and says what the manifest records of both; `build` reads it."""
+    """Checks the arguments and the file, and says what the manifest records; `build` reads the file."""
     settings = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
     check_settings(settings)
     if arguments.processes < 1:
