@@ -39,14 +39,14 @@ from fedcodist.config import command_line
 from fedcodist.config.config_file import ConfigFileError, config_path, run_folder_name
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect, with_metric
-from fedcodist.report.ranking import (
+from fedcodist.report.entries import (
     Entry,
     UnknownMetric,
-    ranked,
     read_methods,
     read_run,
     unknown_metric,
 )
+from fedcodist.report.ranking import ranked
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run, mapping_of, read_object
 from fedcodist.run.client_metrics import OVER_CLIENTS
@@ -79,14 +79,14 @@ def main(arguments: Sequence[str]) -> int:
         sweep.check_options(others, (*sweep.OPTIONS, *_OF_FOLDERS))
     except command_line.PARSE_ERRORS as error:
         return command_line.refuse(error)
-    chosen = [f"--only={pattern}" for pattern in settings.only or ()]
-    given = [f"--config={settings.config}", f"--workdir={settings.workdir}", *chosen]
+    patterns = [f"--only={pattern}" for pattern in settings.only or ()]
+    of_sweep = [f"--config={settings.config}", f"--workdir={settings.workdir}", *patterns, *others]
     if settings.list:
-        return sweep.main([*given, *others, "--list"])
+        return sweep.main([*of_sweep, "--list"])
     status = child_processes.until_interrupted(
         lambda: _check_names(settings, baseline, others), "interrupted: nothing was trained yet."
     )
-    if status := status or sweep.main([*given, *others]):
+    if status := status or sweep.main(of_sweep):
         return status
     folders = {run: settings.workdir / run_folder_name(run) for run in runs}
     entries: list[Entry] = []
@@ -106,7 +106,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _chosen_runs(settings: argparse.Namespace) -> list[str]:
-    """The config's runs. Raises one of PARSE_ERRORS, which tells of folders if no config is meant."""
+    """The config's runs. Raises one of PARSE_ERRORS.
+
+    Its message mentions run folders if the argument is not a config's name.
+    """
     try:
         config_path(name := settings.config.split(":")[0])
     except ConfigFileError as error:
@@ -118,14 +121,14 @@ def _chosen_runs(settings: argparse.Namespace) -> list[str]:
 
 def _compare_folders(settings: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Compares runs that are there already; returns the exit status. Raises ValueError for a mistake."""
-    given = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
-    if unknown := [name for name in given if not name.startswith("--config.")]:
+    names = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
+    if unknown := [name for name in names if not name.startswith("--config.")]:
         nearest = command_line.nearest_name(unknown[0], _OF_FOLDERS)
         raise ValueError(f"{unknown[0]} is no option for folders of runs; did you mean {nearest}?")
     options = {"--workdir": settings.workdir, "--only": settings.only, "--list": settings.list}
-    given += [name for name, value in options.items() if value]
-    if given:
-        raise ValueError(f"{given[0]} is an option of runs that --config describes.")
+    names += [name for name, value in options.items() if value]
+    if names:
+        raise ValueError(f"{names[0]} is an option of runs that --config describes.")
     if not arguments:
         raise ValueError("give --config and --workdir, or run folders that are to be compared.")
     folders = [Path(argument) for argument in arguments]

@@ -41,10 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--split", default="train", help="whose clients (default: train)")
     options, settings = parser.parse_known_args(arguments)
     values = flags.FlagValues()
-    given = [parser.prog, f"--config={options.config}", *settings]
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=given)
+    of_config = [parser.prog, f"--config={options.config}", *settings]
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=of_config)
     try:
-        command_line.parse(given, values, required=("config",))
+        command_line.parse(of_config, values, required=("config",))
         data = _split(values.config, options.split)
         print(_description(data, options.column))
         if options.plot is not None:

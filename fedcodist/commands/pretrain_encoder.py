@@ -22,6 +22,7 @@ from fedcodist.run import compilation_cache
 
 if TYPE_CHECKING:
     from fedcodist.data.bert_tokens import BertVocabulary
+    from fedcodist.data.federated_data import FederatedData
     from fedcodist.run.experiment import Experiment
 
 HELD_OUT = 0.05  # share of the texts on which guesses are counted
@@ -93,9 +94,6 @@ def _experiment(settings: argparse.Namespace) -> "tuple[Experiment, BertVocabula
     from fedcodist.algorithms.parties.local_only import LocalOnlyHyper, local_only
     from fedcodist.core.checks import check_integer, check_number
     from fedcodist.core.local_training import LocalTraining
-    from fedcodist.data.bert_tokens import BertVocabulary
-    from fedcodist.data.federated_data import FederatedData
-    from fedcodist.data.prepared import load_prepared
     from fedcodist.run.experiment import Experiment
     from fedcodist.run.sources import resident_data
     from fedcodist.text.bert import Encoder
@@ -108,22 +106,10 @@ def _experiment(settings: argparse.Namespace) -> "tuple[Experiment, BertVocabula
     if settings.output.is_dir():
         raise ValueError(f"--output must be a file, {settings.output} is a folder.")
     settings.output.parent.mkdir(parents=True, exist_ok=True)
-    prepared = load_prepared(settings.data)
-    for split, column in ((settings.split, "tokens"), ("vocabulary", "piece")):
-        if split not in prepared or column not in prepared[split].columns:
-            raise ValueError(f"--data {settings.data} has no split {split!r} with {column!r}.")
-    vocabulary = BertVocabulary(tuple(prepared["vocabulary"].columns["piece"].tolist()))
-    tokens = np.asarray(prepared[settings.split].columns["tokens"])
-    tokens = np.random.default_rng(settings.seed).permutation(tokens[tokens.any(axis=1)])
-    held_out = max(1, round(HELD_OUT * len(tokens)))
-    if len(tokens) <= held_out:
-        raise ValueError(f"--split {settings.split} must have at least 2 texts.")
-    texts = {
-        name: FederatedData.from_arrays({"tokens": part}, offsets=[0, len(part)])
-        for name, part in (("train", tokens[held_out:]), ("held_out", tokens[:held_out]))
-    }
+    texts, vocabulary = _texts(settings)
     steps = settings.epochs * -(-texts["train"].num_examples // settings.batch_size)
 
+    # Run folders hold the name of this function, so it stays here.
     def optimizer(rate: jax.Array | float) -> optax.GradientTransformation:
         rises = max(1.0, WARM_UP * steps)
         rate_at = lambda step: (
@@ -136,7 +122,7 @@ def _experiment(settings: argparse.Namespace) -> "tuple[Experiment, BertVocabula
         settings.width,
         settings.layers,
         settings.heads,
-        positions=max(128, tokens.shape[1]),
+        positions=max(128, texts["train"].columns["tokens"].shape[1]),
     )
     preprocess = hidden_tokens(vocabulary)
     training = LocalTraining(optimizer, settings.batch_size, preprocess=preprocess)
@@ -157,6 +143,35 @@ def _experiment(settings: argparse.Namespace) -> "tuple[Experiment, BertVocabula
         evaluation_preprocess=preprocess,
     )
     return experiment, vocabulary
+
+
+def _texts(settings: argparse.Namespace) -> "tuple[dict[str, FederatedData], BertVocabulary]":
+    """The folder's texts in random order, `train` and `held_out`, and their vocabulary.
+
+    Raises:
+      ValueError: the folder has no texts of word pieces, or too few.
+    """
+    import numpy as np
+
+    from fedcodist.data.bert_tokens import BertVocabulary
+    from fedcodist.data.federated_data import FederatedData
+    from fedcodist.data.prepared import load_prepared
+
+    prepared = load_prepared(settings.data)
+    for split, column in ((settings.split, "tokens"), ("vocabulary", "piece")):
+        if split not in prepared or column not in prepared[split].columns:
+            raise ValueError(f"--data {settings.data} has no split {split!r} with {column!r}.")
+    vocabulary = BertVocabulary(tuple(prepared["vocabulary"].columns["piece"].tolist()))
+    tokens = np.asarray(prepared[settings.split].columns["tokens"])
+    tokens = np.random.default_rng(settings.seed).permutation(tokens[tokens.any(axis=1)])
+    held_out = max(1, round(HELD_OUT * len(tokens)))
+    if len(tokens) <= held_out:
+        raise ValueError(f"--split {settings.split} must have at least 2 texts.")
+    texts = {
+        name: FederatedData.from_arrays({"tokens": part}, offsets=[0, len(part)])
+        for name, part in (("train", tokens[held_out:]), ("held_out", tokens[:held_out]))
+    }
+    return texts, vocabulary
 
 
 if __name__ == "__main__":

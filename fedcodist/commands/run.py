@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -23,6 +23,8 @@ from fedcodist.run.cluster import ClusterError, check_cluster, join_cluster, sup
 from fedcodist.run.folder_check import RunFolderError, check_folder
 
 if TYPE_CHECKING:
+    from fedcodist.config.data import Data
+    from fedcodist.run.experiment import Experiment, Outcome
     from fedcodist.run.profile import Callback
 
 
@@ -119,80 +121,28 @@ def _run(workdir: Path) -> int:
     compilation_cache.cache_compilations()
     import jax
 
-    from fedcodist.config.config_errors import as_settings
-    from fedcodist.config.data import load_data
-    from fedcodist.config.data_prepared import data_checksums
-    from fedcodist.config.division import divided
-    from fedcodist.config.experiment import build_experiment, with_chunk_size
-    from fedcodist.config.loggers import checked_callbacks, loggers_of
-    from fedcodist.config.phases import check_phases, run_phases
-    from fedcodist.config.referenced_code import described_references
-    from fedcodist.config.registry import run_title
-    from fedcodist.run.callbacks import check_callbacks
     from fedcodist.run.checkpoint import CheckpointError
     from fedcodist.run.divergence import TrainingDiverged
-    from fedcodist.run.experiment import check_experiment, run_experiment
-    from fedcodist.run.export import save_models, single_models
-    from fedcodist.run.profile import check_trace_folder, tracing
     from fedcodist.run.tracked_runs import LoggerError
 
-    config = _CONFIG.value
     is_first = jax.process_index() == 0
     command_line.show_warnings(is_first)
+    loggers = _CONFIG.value.get("loggers") if _LOGGERS.value is None else _LOGGERS.value
     try:
-        if _PROFILE.value is not None and is_first:
-            check_trace_folder(_PROFILE.value)
-        loggers = config.get("loggers") if _LOGGERS.value is None else _LOGGERS.value
-        callbacks = loggers_of(loggers, workdir) if is_first else []
-        with as_settings(config):
-            config = divided(config)
-            data, prepared = load_data(config.data), data_checksums(config.data)
-            prepared |= described_references(config)
-            config, chosen = with_chunk_size(config, data)
-            if chosen and is_first:
-                print(f"chunk_size: {chosen}", flush=True)
-            experiment = build_experiment(config, data)
-            check_experiment(experiment)
-            callbacks += checked_callbacks(config.get("callbacks") or {}, experiment)
-            check_callbacks(callbacks, experiment)
-            if config.get("phases") is not None:
-                check_phases(config, data)
-        for note in experiment.algorithm.notes if is_first else ():
-            print(note, flush=True)
+        prepared = _prepared_run(workdir, loggers, is_first)
     except Exception as error:
         if not command_line.is_mistake(error):
             raise
         return command_line.refuse(error)
-    plan = {key: value for key, value in config.execution.items() if key != "processes"}
     evaluations: list[Any] = []
-    callbacks.append(evaluations.append)
+    prepared.callbacks.append(evaluations.append)
     try:
-        if config.get("phases") is not None:
-            start = run_phases(config, data, workdir, plan, _CHANGE_PLAN.value, prepared=prepared)
-            experiment = experiment._replace(start=start)
-        with tracing(_PROFILE.value if is_first else None) as traced:
-            outcome = run_experiment(
-                experiment,
-                workdir,
-                config={
-                    key: value
-                    for key, value in _CONFIG.value.to_dict().items()
-                    if key not in ("execution", "loggers")
-                },
-                plan=plan,
-                change_plan=_CHANGE_PLAN.value,
-                prepared=prepared,
-                callbacks=[*callbacks, *_data_note(config, workdir), *traced] if is_first else [],
-                name=run_title(config.to_dict()),
-            )
+        outcome = _trained(prepared, workdir, is_first)
     except (TrainingDiverged, CheckpointError, RunFolderError, LoggerError) as error:
         return command_line.refuse(error)
     if is_first:
         try:
-            models = single_models(experiment.algorithm, outcome.variables)
-            save_models(workdir, outcome.variables, models, config.seed)
-            if outcome.kept is not None:
-                save_models(workdir / "kept", outcome.kept.variables, models, config.seed)
+            _save(prepared, outcome, workdir)
         except OSError as error:
             return command_line.refuse(error)
         _tell_of_loggers(loggers, evaluations)
@@ -200,11 +150,89 @@ def _run(workdir: Path) -> int:
     return 0
 
 
-def _tell_of_loggers(loggers: Sequence[str] | None, evaluations: Sequence[Any]) -> None:
-    """Says so if loggers were named for a run that was finished already: they get none of its rounds."""
-    if loggers and not evaluations:
-        print(
-            f"the run was finished already: loggers ({', '.join(loggers)}) get none of its rounds"
+class _PreparedRun(NamedTuple):
+    """What a process has checked and made before the training.
+
+    Attributes:
+      config: with the settings that the library chose.
+      data: of the config.
+      checksums: of prepared data and of a user's code.
+      experiment: of the config and the data.
+      callbacks: the config's and, in the first process, the loggers.
+    """
+
+    config: ConfigDict
+    data: "Data"
+    checksums: dict[str, Any]
+    experiment: "Experiment"
+    callbacks: "list[Callback]"
+
+
+def _prepared_run(workdir: Path, loggers: Sequence[str] | None, is_first: bool) -> _PreparedRun:
+    """Loads the data and builds the experiment; the first process prints notes on them.
+
+    Raises errors of which `command_line.is_mistake` is true for mistakes of the user's.
+    """
+    from fedcodist.config.config_errors import as_settings
+    from fedcodist.config.data import load_data
+    from fedcodist.config.data_prepared import data_checksums
+    from fedcodist.config.division import divided
+    from fedcodist.config.experiment import build_experiment, with_chunk_size
+    from fedcodist.config.loggers import checked_callbacks, loggers_of
+    from fedcodist.config.phases import check_phases
+    from fedcodist.config.referenced_code import described_references
+    from fedcodist.run.callbacks import check_callbacks
+    from fedcodist.run.experiment import check_experiment
+    from fedcodist.run.profile import check_trace_folder
+
+    config = _CONFIG.value
+    if _PROFILE.value is not None and is_first:
+        check_trace_folder(_PROFILE.value)
+    callbacks = loggers_of(loggers, workdir) if is_first else []
+    with as_settings(config):
+        config = divided(config)
+        data, checksums = load_data(config.data), data_checksums(config.data)
+        checksums |= described_references(config)
+        config, chosen = with_chunk_size(config, data)
+        if chosen and is_first:
+            print(f"chunk_size: {chosen}", flush=True)
+        experiment = build_experiment(config, data)
+        check_experiment(experiment)
+        callbacks += checked_callbacks(config.get("callbacks") or {}, experiment)
+        check_callbacks(callbacks, experiment)
+        if config.get("phases") is not None:
+            check_phases(config, data)
+    for note in experiment.algorithm.notes if is_first else ():
+        print(note, flush=True)
+    return _PreparedRun(config, data, checksums, experiment, callbacks)
+
+
+def _trained(run: _PreparedRun, workdir: Path, is_first: bool) -> "Outcome":
+    """Runs the phases before the rounds, and the rounds. Raises as `run_experiment` does."""
+    from fedcodist.config.phases import run_phases
+    from fedcodist.config.registry import run_title
+    from fedcodist.run.experiment import run_experiment
+    from fedcodist.run.profile import tracing
+
+    config, experiment, change_plan = run.config, run.experiment, _CHANGE_PLAN.value
+    plan = {key: value for key, value in config.execution.items() if key != "processes"}
+    if config.get("phases") is not None:
+        start = run_phases(config, run.data, workdir, plan, change_plan, prepared=run.checksums)
+        experiment = experiment._replace(start=start)
+    with tracing(_PROFILE.value if is_first else None) as traced:
+        return run_experiment(
+            experiment,
+            workdir,
+            config={
+                key: value
+                for key, value in _CONFIG.value.to_dict().items()
+                if key not in ("execution", "loggers")
+            },
+            plan=plan,
+            change_plan=change_plan,
+            prepared=run.checksums,
+            callbacks=[*run.callbacks, *_data_note(config, workdir), *traced] if is_first else [],
+            name=run_title(config.to_dict()),
         )
 
 
@@ -214,6 +242,24 @@ def _data_note(config: ConfigDict, workdir: Path) -> "list[Callback]":
 
     about = data_manifests(config.data)
     return [data_note(workdir, about)] if about else []
+
+
+def _save(run: _PreparedRun, outcome: "Outcome", workdir: Path) -> None:
+    """Writes the models, and those that a callback kept. Raises OSError."""
+    from fedcodist.run.export import save_models, single_models
+
+    models = single_models(run.experiment.algorithm, outcome.variables)
+    save_models(workdir, outcome.variables, models, run.config.seed)
+    if outcome.kept is not None:
+        save_models(workdir / "kept", outcome.kept.variables, models, run.config.seed)
+
+
+def _tell_of_loggers(loggers: Sequence[str] | None, evaluations: Sequence[Any]) -> None:
+    """Says so if loggers were named for a run that was finished already: they get none of its rounds."""
+    if loggers and not evaluations:
+        print(
+            f"the run was finished already: loggers ({', '.join(loggers)}) get none of its rounds"
+        )
 
 
 def _newest_checkpoint(workdir: Path) -> str | None:

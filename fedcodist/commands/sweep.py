@@ -88,15 +88,15 @@ def chosen_runs(config: str, patterns: Sequence[str] | None) -> list[str]:
     return _chosen(runs_of(load_config_of_runs(config), config), patterns)
 
 
-def check_options(others: Sequence[str], own: Sequence[str]) -> None:
-    """Raises ValueError for an option of neither `own` nor `fedcodist run`: every run would refuse it.
+def check_options(others: Sequence[str], options: Sequence[str]) -> None:
+    """Raises ValueError for an option of neither `options` nor `fedcodist run`, which runs would refuse.
 
     Settings, --config.name=value, are not checked here.
     """
     from fedcodist.commands import run as command  # defines the flags of `fedcodist run`
 
     of_run = [f"--{flag.name}" for flag in flags.FLAGS.get_flags_for_module(command.__name__)]
-    known = [*own, *_OF_ABSL, *of_run]
+    known = [*options, *_OF_ABSL, *of_run]
     for argument in others:
         option = re.match(r"--?([A-Za-z][\w-]*)(=|$)", argument)
         if option is None or f"--{option[1]}" in known:
@@ -119,8 +119,8 @@ def _with_settings(path: str, run: str, others: Sequence[str]) -> ConfigDict:
     Raises one of PARSE_ERRORS for a setting that the run does not have, or a value of another type.
     Arguments that are not of the form --config.name=value are left to `fedcodist.commands.run`.
     """
-    given = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
-    arguments = ["fedcodist.commands.run", f"--config={path}:{run}", *given]
+    settings = [argument for argument in others if re.match(r"--config\.[^=]+=", argument)]
+    arguments = ["fedcodist.commands.run", f"--config={path}:{run}", *settings]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
@@ -188,19 +188,6 @@ def _ended(
     return status
 
 
-def _final(workdir: Path) -> str:
-    """A finished run's final metrics as text; empty where they cannot be read."""
-    try:
-        config, summary = (
-            json.loads((workdir / name).read_text(encoding="utf-8-sig"))
-            for name in ("config.json", "summary.json")
-        )
-        evaluation = config["evaluation"]
-        return final_text(summary["final"], evaluation["final_splits"] or evaluation["splits"][:1])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return ""
-
-
 def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
     """The content of a finished run's mark: config, settings and checksums of prepared data."""
     settings = json.loads(config)
@@ -213,13 +200,6 @@ def _mark(config: str, others: Sequence[str]) -> dict[str, Any]:
     if isinstance(encoder, str) and Path(encoder).is_file():
         data["encoder"] = hashlib.sha256(Path(encoder).read_bytes()).hexdigest()
     return {"config": settings, "others": list(others), "data": data}
-
-
-def _names_code(settings: Any) -> bool:
-    """Whether a config names modules of one's own; only the run itself sees that they were edited."""
-    if isinstance(settings, dict):
-        return bool(settings.get("methods")) or any(map(_names_code, settings.values()))
-    return any(map(_names_code, settings)) if isinstance(settings, list) else is_reference(settings)
 
 
 def _is_finished(
@@ -239,6 +219,13 @@ def _is_finished(
     return is_finished
 
 
+def _names_code(settings: Any) -> bool:
+    """Whether a config names modules of one's own; only the run itself sees that they were edited."""
+    if isinstance(settings, dict):
+        return bool(settings.get("methods")) or any(map(_names_code, settings.values()))
+    return any(map(_names_code, settings)) if isinstance(settings, list) else is_reference(settings)
+
+
 def _has_ended(workdir: Path, config: str) -> bool:
     """Whether the folder has a summary, and has not grown to other rounds since its mark."""
     try:
@@ -248,6 +235,19 @@ def _has_ended(workdir: Path, config: str) -> bool:
         return False
     has_summary = (workdir / "summary.json").exists()
     return has_summary and its_rounds == json.loads(config).get("rounds")
+
+
+def _final(workdir: Path) -> str:
+    """A finished run's final metrics as text; empty where they cannot be read."""
+    try:
+        config, summary = (
+            json.loads((workdir / name).read_text(encoding="utf-8-sig"))
+            for name in ("config.json", "summary.json")
+        )
+        evaluation = config["evaluation"]
+        return final_text(summary["final"], evaluation["final_splits"] or evaluation["splits"][:1])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return ""
 
 
 if __name__ == "__main__":

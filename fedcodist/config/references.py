@@ -87,8 +87,9 @@ def imported(setting: str, reference: str, name: str) -> ModuleType:
                 f"{setting} {reference!r}: there is no module {missing!r}, neither installed nor beside "
                 "the config file."
             ) from None
+        reason = _reason_and_line(error, _file_of(name))
         raise ValueError(
-            f"{setting} {reference!r}: the import of {name} failed: {_told(error, _file_of(name))}"
+            f"{setting} {reference!r}: the import of {name} failed: {reason}"
         ) from error
 
 
@@ -114,8 +115,8 @@ def called(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        told = _told(error, getattr(inspect.getmodule(function), "__file__", None))
-        raise ValueError(f"{setting} {reference!r}: {told}") from error
+        reason = _reason_and_line(error, getattr(inspect.getmodule(function), "__file__", None))
+        raise ValueError(f"{setting} {reference!r}: {reason}") from error
 
 
 def called_with_settings(
@@ -137,9 +138,9 @@ def called_with_settings(
         is_refusal = isinstance(error, ValueError | TypeError)
         if is_refusal and (is_of_argument or _is_of_the_library(error)):
             raise
-        told = _told(error, getattr(inspect.getmodule(function), "__file__", None))
+        reason = _reason_and_line(error, getattr(inspect.getmodule(function), "__file__", None))
         reference = f"{function.__module__}:{function.__qualname__}"
-        raise ValueError(f"{group} {reference!r}: {told}") from error
+        raise ValueError(f"{group} {reference!r}: {reason}") from error
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -165,7 +166,8 @@ def _is_of_the_library(error: BaseException) -> bool:
     )  # the first is `called_with_settings`
 
 
-def _told(error: BaseException, file: str | None) -> str:
+def _reason_and_line(error: BaseException, file: str | None) -> str:
+    """Why a function of this file failed, and the line in the file."""
     line = line_of(error, file)
     where = "" if line is None or file is None else f" ({file.rpartition('/')[2]}, line {line})"
     return f"{reason_of(error)}{where}"

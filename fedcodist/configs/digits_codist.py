@@ -64,7 +64,6 @@ def get_config(run: str = "merged_codistillation") -> ConfigDict:
             pool.server_learning_rate = 1.0  # the mean of the clients' parameters
         config.algorithm.update(masked=True, scaled=True)
     config.evaluation = defaults.evaluation(5, 20, splits=("held_out", "train"))
-    config.execution = defaults.execution(
-        processes=1
-    )  # networks this small gain nothing from a second
+    # Networks this small gain nothing from a second process.
+    config.execution = defaults.execution(processes=1)
     return config

@@ -22,7 +22,8 @@ from ml_collections import ConfigDict, config_dict
 from fedcodist.config import defaults
 from fedcodist.configs import digits_fed_md
 
-OWN = {
+# Each method's own settings.
+METHODS = {
     "local_only": dict(),
     "fed_md": None,  # digits_fed_md.py has them
     "fd": dict(weight=1.0, temperature=1.0),
@@ -112,7 +113,7 @@ EMBEDDING_WIDTH = 32
 
 def get_runs() -> list[str]:
     """Every method; local_only, without collaboration, comes first."""
-    return list(OWN)
+    return list(METHODS)
 
 
 def get_config(run: str = "fed_md") -> ConfigDict:
@@ -123,8 +124,8 @@ def get_config(run: str = "fed_md") -> ConfigDict:
     config.run = run
     config.full_rounds = config.rounds
     config.seeds = 3
-    own = OWN[run]
-    if own is not None:
+    settings = METHODS[run]
+    if settings is not None:
         common = config.algorithm
         with config.unlocked():
             config.algorithm = dict(
@@ -134,7 +135,7 @@ def get_config(run: str = "fed_md") -> ConfigDict:
                 output_penalty=common.output_penalty,  # of transfer learning, and of `local_only`
                 epochs=common.revisit_epochs,
                 batch_size=common.revisit_batch_size,
-                **own,
+                **settings,
             )
     with config.unlocked():
         config.parties.embedding_width = config_dict.placeholder(int)

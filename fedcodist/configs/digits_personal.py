@@ -17,7 +17,8 @@ from ml_collections import ConfigDict, config_dict
 from fedcodist.config import defaults
 
 OUTPUT_LAYER = "Dense_1"  # of digits_normalised, 32-10
-OWN: dict[str, dict] = {
+# Each method's own settings.
+METHODS: dict[str, dict] = {
     "fed_avg": {},
     "fed_per": dict(private=OUTPUT_LAYER),
     "fed_rep": dict(private=OUTPUT_LAYER, head_epochs=5),
@@ -37,7 +38,7 @@ OWN: dict[str, dict] = {
 
 def get_runs() -> list[str]:
     """FedAvg first."""
-    return list(OWN)
+    return list(METHODS)
 
 
 def get_config(run: str = "fed_per") -> ConfigDict:
@@ -54,8 +55,8 @@ def get_config(run: str = "fed_per") -> ConfigDict:
         seed=0,
     )
     config.training = defaults.training(method=run, batch_size=10, epochs=2)
-    if OWN[run]:
-        config.training[run] = OWN[run]
+    if METHODS[run]:
+        config.training[run] = METHODS[run]
     # pFedMe's step moves the model by learning rate x proximal_weight of the way to the personal model.
     rate = 0.05 if run == "p_fed_me" else 0.1
     config.pools = defaults.one_pool("digits_normalised", 8, rate)

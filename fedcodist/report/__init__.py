@@ -4,6 +4,16 @@
 
 A RUN is a run folder or a folder that contains some. Runs that differ only in their seed are one method:
 the report gives its mean and standard deviation over the seeds.
+
+The modules in reading order:
+
+- `runs` reads a run folder, `Run`, with the evaluations of each model, split and seed, `Series`.
+- `collection` groups runs that differ only in their seed into a `Method`, and methods into a
+  `Collection`. `settings` compares their settings.
+- `accuracy_table`, `plots` and `page` show a `Collection`; modules named `*_plot` draw one figure each.
+- `costs` has the `Costs` of a run, `flops` its FLOPs. `entries` joins costs and quality of a model into
+  an `Entry`. `ranking` orders entries, and `ranking_table` shows them.
+- `tables_domains`, `tables_heads` and `tables_parties` are commands for papers' own tables.
 """
 
 import os

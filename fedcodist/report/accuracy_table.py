@@ -84,7 +84,8 @@ def _row(method: Method, model: str, collection: Collection) -> Row:
         accuracy = {split: final(method, model, split, metric) for split in curves}
     total = method.runs[0].config.get("rounds")
     if last is None:  # the model lacks the metric
-        last = max(round for run in method.runs for each in run.records.values() for round in each)
+        evaluated = [records for run in method.runs for records in run.records.values()]
+        last = max(round for records in evaluated for round in records)
     reached = str(last)
     if ended_apart:
         reached = f"{ends[0]} to {ends[-1]}"
@@ -107,7 +108,7 @@ def _bytes(method: Method, model: str, way: str) -> int | None:
 
 def largest_epsilon(epsilons: Iterable[float | None]) -> float | None:
     """The largest epsilon of several runs; None if none of them is private."""
-    return max((each for each in epsilons if each is not None), default=None)
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
 
 
 def epsilon_of(summary: Mapping[str, Any]) -> float | None:

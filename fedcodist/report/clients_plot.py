@@ -74,7 +74,7 @@ def _by_client(method: Method) -> dict[tuple[str, str], np.ndarray]:
 
     Clients are sorted within a seed, since seeds may divide the examples in different ways.
     """
-    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    of_seeds: dict[tuple[str, str], list[np.ndarray]] = {}
     for run, seed in method.members:
         place = sorted({series.seed for series in run.records}).index(seed)
         try:
@@ -86,9 +86,9 @@ def _by_client(method: Method) -> dict[tuple[str, str], np.ndarray]:
             for model, measured in models.items():
                 if _ACCURACY in measured.metrics:
                     accuracies = np.sort(measured.metrics[_ACCURACY][place])
-                    found.setdefault((split, model), []).append(accuracies)
+                    of_seeds.setdefault((split, model), []).append(accuracies)
     return {
         where: np.mean(values, axis=0)
-        for where, values in found.items()
+        for where, values in of_seeds.items()
         if len({len(value) for value in values}) == 1
     }

@@ -16,13 +16,12 @@ from fedcodist.report.runs import (
     mapping_of,
     number_of,
 )
+from fedcodist.report.settings import differing_settings, distinct, settings_of_run
 
 ACCURACY = "accuracy"
 TRAINING = "clients"  # the split of training's metrics lines
 # Numbers of metrics lines that are no metrics.
 _NO_METRICS = ("round", "model", "split", "seed", "clients", "epsilon")
-# Settings in which two runs of one method may differ: the seed, and the run's name.
-NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
 
 
 class Statistic(NamedTuple):
@@ -98,69 +97,8 @@ def collect(paths: Iterable[Path | str], metric: str | None = None) -> Collectio
     return Collection(methods, _models(runs), _splits(runs, metric), tuple(notes), metric)
 
 
-def with_metric(collection: Collection, metric: str) -> Collection:
-    """The collection with this metric in place of its own, if one of its runs has it."""
-    runs = [run for method in collection.methods for run in method.runs]
-    if metric not in _metrics(runs):
-        return collection
-    return collection._replace(metric=metric, splits=_splits(runs, metric))
-
-
-def curve(method: Method, model: str, split: str, metric: str) -> Curve:
-    """A metric's mean and spread over a method's seeds; empty where it was not measured."""
-    by_seed = []
-    for run, seed in method.members:
-        records = run.records.get(Series(model, split, seed), {})
-        values = {
-            round: value
-            for round, record in records.items()
-            if (value := number_of(record, metric)) is not None
-        }
-        if values:
-            by_seed.append(values)
-    if not by_seed:
-        return Curve((), ())
-    rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
-    statistics = tuple(statistic_of([values[round] for values in by_seed]) for round in rounds)
-    return Curve(tuple(rounds), statistics)
-
-
-def last_round(run: Run) -> int | None:
-    """The round in which a finished run ended, which a callback may have chosen; None before its end."""
-    return run.summary.get("rounds", run.config.get("rounds")) if run.finished else None
-
-
-def final(method: Method, model: str, split: str, metric: str) -> Statistic | None:
-    """A metric after each finished run's own last round; None where a seed lacks it."""
-    values = []
-    for run, seed in method.members:
-        records = run.records.get(Series(model, split, seed), {})
-        record = records.get(end, {}) if (end := last_round(run)) is not None else {}
-        if (value := number_of(record, metric)) is None:
-            return None
-        values.append(value)
-    return statistic_of(values) if values else None
-
-
-def default_title(collection: Collection) -> str:
-    """The names of the experiments in the collection."""
-    runs = [run for method in collection.methods for run in method.runs]
-    names = distinct(str(run.config.get("name") or run.folder.name) for run in runs)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def _accuracy_or_loss(records: Mapping[int, Mapping[str, Any]]) -> bool:
     return any("accuracy" in record or "loss" in record for record in records.values())
-
-
-def statistic_of(values: Sequence[float]) -> Statistic:
-    """Mean and sample standard deviation of one value per seed."""
-    count = len(values)
-    mean = sum(values) / count
-    if count == 1:
-        return Statistic(mean, None, 1)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return Statistic(mean, math.sqrt(variance), count)
 
 
 def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
@@ -175,41 +113,6 @@ def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
     return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
 
 
-def with_identity(run: Run) -> dict[str, Any]:
-    """The run's config; for a run without one, also what environment.json says of its experiment.
-
-    Otherwise experiments of different networks, data or rounds would look the same. The seeds are left
-    out, since runs of one method differ in them.
-    """
-    identity = mapping_of(run.environment, "identity")
-    if not identity or any(key in run.config for key in ("evaluation", "phase")):
-        return run.config
-    settings = mapping_of(identity, "settings")
-    settings = {key: value for key, value in settings.items() if key not in NOT_OF_A_METHOD}
-    return {**run.config, "identity": {**identity, "settings": settings}}
-
-
-def settings_of_run(run: Run) -> dict[str, Any]:
-    """`settings_of` what determines the run."""
-    return settings_of(with_identity(run))
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config flattened to dotted keys, without those in which runs of one method may differ."""
-    return {key: value for key, value in flatten(config).items() if key not in NOT_OF_A_METHOD}
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping with dotted keys; empty groups stay."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            flat.update(flatten(item, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
-
-
 def _labels(of_methods: Sequence[Run]) -> list[str]:
     """A label for a run of each method: its name, and that of the run where configs have run names.
 
@@ -217,12 +120,12 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
     """
     labels = []
     configs = [run.config for run in of_methods]
-    for each in of_methods:
-        config = each.config
+    for method_run in of_methods:
+        config = method_run.config
         name = method_of(config)
         same = [settings_of_run(other) for other in of_methods if method_of(other.config) == name]
-        settings = settings_of_run(each)
-        parts = differing_settings(settings, same)
+        settings = settings_of_run(method_run)
+        differences = differing_settings(settings, same)
         base = METHOD_NAMES.get(name, name)
         if mapping_of(config, "phases").get("stopping") == "test_data":
             base += ", phases stopped on test data"
@@ -230,36 +133,12 @@ def _labels(of_methods: Sequence[Run]) -> list[str]:
         if all(isinstance(run, str) and run for run in runs) and len(set(runs)) == len(runs):
             run = config["run"]
             labels.append(base if run == name else f"{base} ({run})")
-        elif len(parts) > 3:
+        elif len(differences) > 3:
             number = same.index(settings) + 1
-            labels.append(f"{base} #{number} ({', '.join(parts[:2])}, ...)")
+            labels.append(f"{base} #{number} ({', '.join(differences[:2])}, ...)")
         else:
-            labels.append(f"{base} ({', '.join(parts)})" if parts else base)
+            labels.append(f"{base} ({', '.join(differences)})" if differences else base)
     return labels
-
-
-def differing_settings(own: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One run's `name=value` of the settings that differ among several; a name is short if it can be."""
-    differing = differing_keys(alike)
-    short = [key.rsplit(".", 1)[-1] for key in differing]
-    return [
-        f"{last if short.count(last) == 1 else key}={shown_setting(own, key)}"
-        for key, last in zip(differing, short, strict=True)
-    ]
-
-
-def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose values differ."""
-    keys = distinct(key for flat in settings for key in flat)
-    return [key for key in keys if len({shown_setting(flat, key) for flat in settings}) > 1]
-
-
-def shown_setting(settings: Mapping[str, Any], key: str) -> str:
-    """A setting as text, a dash where it is missing."""
-    if key not in settings:
-        return "–"
-    value = settings[key]
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _method(label: str, runs: Sequence[Run], notes: list[str]) -> Method:
@@ -295,19 +174,6 @@ def progress_of(run: Run) -> str:
     return f"{reached} of {total} rounds" if total else f"{reached} rounds"
 
 
-def _models(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Names of models, the smallest first where sizes are known."""
-    models = distinct(series.model for run in runs for series in run.records)
-    sizes = {}
-    for run in runs:
-        for model, description in mapping_of(run.summary, "models").items():
-            size = description.get("parameters") if isinstance(description, dict) else None
-            if isinstance(size, int):
-                sizes[model] = size
-    known = all(model in sizes for model in models)
-    return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
-
-
 def _metrics(runs: Sequence[Run]) -> list[str]:
     """Names of numbers that evaluations have: the accuracy first, then other metrics, then the loss."""
     names = distinct(
@@ -322,6 +188,19 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     return sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
 
 
+def _models(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names of models, the smallest first where sizes are known."""
+    models = distinct(series.model for run in runs for series in run.records)
+    sizes = {}
+    for run in runs:
+        for model, description in mapping_of(run.summary, "models").items():
+            size = description.get("parameters") if isinstance(description, dict) else None
+            if isinstance(size, int):
+                sizes[model] = size
+    known = all(model in sizes for model in models)
+    return tuple(sorted(models, key=lambda model: sizes[model]) if known else models)
+
+
 def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
     """Splits with the metric, the test split first."""
     splits = distinct(
@@ -334,6 +213,77 @@ def _splits(runs: Sequence[Run], metric: str) -> tuple[str, ...]:
     return tuple(sorted(splits, key=lambda x: first.index(x) if x in first else len(first)))
 
 
-def distinct(values: Iterable[Any]) -> list[Any]:
-    """Each value once, in order."""
-    return list(dict.fromkeys(values))
+def with_metric(collection: Collection, metric: str) -> Collection:
+    """The collection with this metric in place of its own, if one of its runs has it."""
+    runs = [run for method in collection.methods for run in method.runs]
+    if metric not in _metrics(runs):
+        return collection
+    return collection._replace(metric=metric, splits=_splits(runs, metric))
+
+
+def curve(method: Method, model: str, split: str, metric: str) -> Curve:
+    """A metric's mean and spread over a method's seeds; empty where it was not measured."""
+    by_seed = []
+    for run, seed in method.members:
+        records = run.records.get(Series(model, split, seed), {})
+        values = {
+            round: value
+            for round, record in records.items()
+            if (value := number_of(record, metric)) is not None
+        }
+        if values:
+            by_seed.append(values)
+    if not by_seed:
+        return Curve((), ())
+    rounds = sorted(set.intersection(*(set(values) for values in by_seed)))
+    statistics = tuple(statistic_of([values[round] for values in by_seed]) for round in rounds)
+    return Curve(tuple(rounds), statistics)
+
+
+def statistic_of(values: Sequence[float]) -> Statistic:
+    """Mean and sample standard deviation of one value per seed."""
+    count = len(values)
+    mean = sum(values) / count
+    if count == 1:
+        return Statistic(mean, None, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return Statistic(mean, math.sqrt(variance), count)
+
+
+def last_round(run: Run) -> int | None:
+    """The round in which a finished run ended, which a callback may have chosen; None before its end."""
+    return run.summary.get("rounds", run.config.get("rounds")) if run.finished else None
+
+
+def last_evaluations(method: Method, model: str, split: str) -> list[dict[str, Any]]:
+    """Each seed's evaluation after its run's last round; empty where it was not evaluated then.
+
+    If the run has not finished, it is the last evaluation of which all seeds have the accuracy.
+    """
+    common_rounds = curve(method, model, split, ACCURACY).rounds
+    last_common = common_rounds[-1] if common_rounds else None
+    records = []
+    for run, seed in method.members:
+        by_round = run.records.get(Series(model, split, seed), {})
+        end = last_round(run) or last_common
+        records.append({} if end is None else by_round.get(end, {}))
+    return records
+
+
+def final(method: Method, model: str, split: str, metric: str) -> Statistic | None:
+    """A metric after each finished run's own last round; None where a seed lacks it."""
+    values = []
+    for run, seed in method.members:
+        records = run.records.get(Series(model, split, seed), {})
+        record = records.get(end, {}) if (end := last_round(run)) is not None else {}
+        if (value := number_of(record, metric)) is None:
+            return None
+        values.append(value)
+    return statistic_of(values) if values else None
+
+
+def default_title(collection: Collection) -> str:
+    """The names of the experiments in the collection."""
+    runs = [run for method in collection.methods for run in method.runs]
+    names = distinct(str(run.config.get("name") or run.folder.name) for run in runs)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,15 +1,134 @@
-"""The costs of rounds by a run's config: clients per model, bytes per pool."""
+"""The costs of a run: bytes, examples and FLOPs of its clients, by pool."""
 
 import math
+import statistics
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedcodist.report.collection import TRAINING
 from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
+if TYPE_CHECKING:
+    from fedcodist.report.flops import Flops
+
 _WAYS = ("up", "down")
+
+
+class Costs(NamedTuple):
+    """What a whole run costs, per seed.
+
+    Attributes:
+      megabytes: pool, or party -> sent and received by its clients.
+      examples: pool, or party -> number that its clients trained on, each counted as often as it was
+        visited; NaN if unknown.
+      flops: of the clients by pool, or party, and of the server; NaN if they are not counted.
+    """
+
+    megabytes: dict[str, float]
+    examples: dict[str, float]
+    flops: "Flops"
+
+
+def costs_of_run(name: str, run: Run) -> Costs:
+    """The costs of a finished run. A note is printed if its examples or FLOPs are unknown.
+
+    Args:
+      name: the run's name in notes.
+      run: as `load_run` reads it.
+
+    Raises:
+      ValueError: the run has another config than the library's, or its files lack something.
+    """
+    config = run.config
+    group = "parties" if "parties" in config else "pools"
+    if not mapping_of(config, "evaluation") or not isinstance(config.get(group), dict):
+        raise ValueError(
+            f"{run.folder} was run without a config of the library: its costs are unknown."
+        )
+    sizes, rounds = run.summary["models"], run.summary["rounds"]
+    try:
+        clients, bytes_of = clients_per_round(config, sizes), bytes_per_round(config, sizes)
+    except ValueError as error:
+        raise ValueError(f"{run.folder}: its costs are unknown: {error}") from error
+    megabytes = {pool: count * rounds / 1e6 for pool, count in bytes_of.items()}
+    examples = dict.fromkeys(megabytes, 0.0)
+    for model, of_client in _examples_of_client(name, run, clients).items():
+        examples[pool_of(config, model)] += of_client * clients[model] * rounds
+    return Costs(megabytes, examples, _flops(name, run, examples))
+
+
+def _examples_of_client(name: str, run: Run, models: Iterable[str]) -> dict[str, float]:
+    """Model -> examples that one of its clients trains on in a round, the mean over rounds and seeds.
+
+    NaN, with a note, if clients count nothing.
+
+    Raises:
+      ValueError: metrics lines lack a model's examples.
+    """
+    examples = _mean_over_rounds(run, "client_examples")
+    privacy = mapping_of(mapping_of(run.config, "training"), "privacy")
+    if privacy.get("metrics") is False and not examples:
+        reason = "training.privacy.metrics is False, so clients count nothing"
+        print(f"note: {name}: client examples and FLOPs are left out: {reason}", file=sys.stderr)
+        return dict.fromkeys(models, math.nan)
+    for model in models:
+        if model not in examples:
+            raise ValueError(
+                f"{run.folder}: metrics.jsonl has no client_examples of {model!r}, which rounds must "
+                "return."
+            )
+    return {model: examples[model] for model in models}
+
+
+def _flops(name: str, run: Run, examples: Mapping[str, float]) -> "Flops":
+    """The run's FLOPs by its pools' examples; NaN, with a note, if they cannot be counted."""
+    # Imported late because it imports JAX, so that a mistyped option is reported at once.
+    from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
+
+    rounds = run.summary["rounds"]
+    # config.json lacks `execution`, which decides what teachers predict in streamed runs.
+    config = run.config | {"execution": mapping_of(run.environment, "plan")}
+    steps = next(iter(_mean_over_rounds(run, "distillation_steps").values()), None)
+    try:
+        if "parties" in config:
+            return flops_of_parties(config, examples, rounds)
+        # There are fewer rounds than the config has where a callback stopped the run.
+        return flops_of_run(config | {"rounds": rounds}, examples, steps)
+    except Exception as error:  # the table is useful without FLOPs
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
+        return Flops(dict.fromkeys(examples, math.nan), math.nan)
+
+
+def _mean_over_rounds(run: Run, metric: str) -> dict[str, float]:
+    """Model -> mean of a metric over all rounds and seeds; NaN if it is always undefined."""
+    values_of: dict[str, dict[int, list[float]]] = {}
+    for series, records in run.records.items():
+        for round, record in records.items():
+            if metric in record:
+                values = values_of.setdefault(series.model, {}).setdefault(round, [])
+                # Undefined for rounds without clients, as Poisson cohorts may be.
+                values += [] if record[metric] is None else [record[metric]]
+    means = {}
+    for model, by_round in values_of.items():
+        ends = sorted(by_round)
+        lines = list(zip(_rounds_of_lines(ends), (by_round[end] for end in ends), strict=True))
+        counted = sum(rounds for rounds, values in lines if values)
+        total = sum(rounds * statistics.fmean(values) for rounds, values in lines if values)
+        means[model] = total / counted if counted else math.nan
+    return means
+
+
+def _rounds_of_lines(ends: Sequence[int]) -> list[int]:
+    """How many rounds each metrics line describes: it has the mean since the previous line.
+
+    Args:
+      ends: the lines' rounds, in ascending order.
+    """
+    return np.diff([0, *ends]).tolist()
 
 
 def clients_per_round(config: Mapping[str, Any], models: Iterable[str]) -> dict[str, int]:
@@ -71,8 +190,8 @@ def pools_of(config: Mapping[str, Any], model: str, pools: Collection[str]) -> l
       model: its name.
       pools: all pools, or parties, whose costs are known.
     """
-    own = pool_of(config, model)
-    return [own] if own in pools else list(pools)
+    pool = pool_of(config, model)
+    return [pool] if pool in pools else list(pools)
 
 
 def bytes_per_round(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
@@ -113,10 +232,8 @@ def bytes_after(run: Run, seed: int, rounds: Sequence[int]) -> dict[str, np.ndar
         lines = run.records.get(Series(model, TRAINING, seed), {})
         ends = sorted(lines)
         ends += [rounds[-1]] if rounds[-1] > max(ends, default=0) else []
-        # A metrics line has the mean over the rounds since the line before.
-        since = np.diff([0, *ends])
         participation = [_participation(lines.get(end, {}), sizes[model]) for end in ends]
-        exchanged = clients * np.cumsum(since * participation)
+        exchanged = clients * np.cumsum(np.multiply(_rounds_of_lines(ends), participation))
         pool = pool_of(run.config, model)
         total[pool] = total.get(pool, 0) + np.interp(rounds, [0, *ends], [0, *exchanged])
     return total

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedcodist.report.collection import differing_keys, flatten, shown_setting
 from fedcodist.report.runs import Run, mapping_of
+from fedcodist.report.settings import differing_keys, flatten, shown_setting
 
 
 class DataOfRun(NamedTuple):
@@ -21,10 +21,13 @@ class DataOfRun(NamedTuple):
 
 def data_of(run: Run, split: str) -> DataOfRun:
     """The data of a run that is measured on a split."""
-    found = mapping_of(mapping_of(run.environment, "identity"), "data")
-    checksums = {"clients": found.get("clients"), split: mapping_of(found, "splits").get(split)}
+    identity = mapping_of(mapping_of(run.environment, "identity"), "data")
+    checksums = {
+        "clients": identity.get("clients"),
+        split: mapping_of(identity, "splits").get(split),
+    }
     settings = {"data": mapping_of(run.config, "data")}
-    return DataOfRun(flatten(settings), {name: each for name, each in checksums.items() if each})
+    return DataOfRun(flatten(settings), {name: sha for name, sha in checksums.items() if sha})
 
 
 def other_data(ours: DataOfRun, theirs: DataOfRun) -> str:

@@ -85,10 +85,12 @@ def flops_of_run(
     clients = {pool: of_clients(work, pool) * count for pool, count in examples.items()}
     if config["algorithm"]["name"] == BASELINE:
         return Flops(clients, 0.0)
-    found = of_server(work)
-    if not isinstance(found, Flops):
-        return Flops(clients, found)
-    return Flops({pool: own + found.clients[pool] for pool, own in clients.items()}, found.server)
+    flops = of_server(work)
+    if not isinstance(flops, Flops):
+        return Flops(clients, flops)
+    # The server's method makes clients work too.
+    clients = {pool: count + flops.clients[pool] for pool, count in clients.items()}
+    return Flops(clients, flops.server)
 
 
 def flops_of_parties(config: Config, examples: Mapping[str, float], rounds: int) -> Flops:

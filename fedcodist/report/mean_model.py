@@ -73,7 +73,7 @@ def _mean_line(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [line[name] for line in lines]
         if all(isinstance(value, list) for value in values):
             if len({len(value) for value in values}) == 1:
-                means[name] = [_mean(each) for each in zip(*values, strict=True)]
+                means[name] = [_mean(items) for items in zip(*values, strict=True)]
         elif all(value is None or _is_number(value) for value in values):
             means[name] = _mean(values)
     return means

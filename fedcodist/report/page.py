@@ -21,19 +21,20 @@ from fedcodist.report.collection import (
     Collection,
     Method,
     Statistic,
-    curve,
-    differing_keys,
-    distinct,
-    flatten,
-    last_round,
+    last_evaluations,
     progress_of,
-    settings_of_run,
-    shown_setting,
     statistic_of,
 )
 from fedcodist.report.plots import INSTALL_PLOTS
 from fedcodist.report.ranking_table import TEXT_COLUMNS, RankingTable
-from fedcodist.report.runs import Run, Series, mapping_of, number_of
+from fedcodist.report.runs import Run, mapping_of, number_of
+from fedcodist.report.settings import (
+    differing_keys,
+    distinct,
+    flatten,
+    settings_of_run,
+    shown_setting,
+)
 
 # Colours have names, so that the dark mode changes them in one place. Plots keep a white background.
 STYLE = """
@@ -168,21 +169,17 @@ def _per_client_html(collection: Collection) -> str:
 def _per_client(
     method: Method, model: str, split: str, metrics: Sequence[str]
 ) -> dict[str, Statistic]:
-    rounds = curve(method, model, split, "accuracy").rounds
-    groups = []
-    for run, seed in method.members:
-        end = last_round(run) or (rounds[-1] if rounds else -1)
-        record = run.records.get(Series(model, split, seed), {}).get(end)
-        record = record or {}
-        if (
-            "clients" in record
-        ):  # clients are evaluated on their own examples, and metrics are means over clients
-            groups.append({**record, "accuracy_mean": record.get("accuracy")})
+    """The metrics over clients after the last round, with their means over the seeds."""
+    of_seeds = []
+    for record in last_evaluations(method, model, split):
+        # Clients are evaluated on their own examples, and metrics are means over clients.
+        if "clients" in record:
+            of_seeds.append({**record, "accuracy_mean": record.get("accuracy")})
         elif per_client := mapping_of(record, "per_client"):
-            groups.append(per_client)
+            of_seeds.append(per_client)
     result = {}
     for metric in metrics:
-        values = [value for shares in groups if (value := number_of(shares, metric)) is not None]
+        values = [value for shares in of_seeds if (value := number_of(shares, metric)) is not None]
         if values:
             result[metric] = statistic_of(values)
     return result

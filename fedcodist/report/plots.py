@@ -12,11 +12,11 @@ from fedcodist.core.extras import install_command
 from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
-from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_round
+from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_evaluations
 from fedcodist.report.costs import bytes_after, pools_of
 from fedcodist.report.mean_model import panel_title, with_mean_model
 from fedcodist.report.privacy_plot import privacy_plot
-from fedcodist.report.runs import Series, mapping_of
+from fedcodist.report.runs import mapping_of
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
@@ -204,24 +204,14 @@ def _curves_plot(
         axis.set_xlabel(
             "Sent and received by all clients, MB" if by_bytes else "Communication round"
         )
-    shown = {
+    lines = {
         as_written(text): handles[method.label]
         for method, text in zip(collection.methods, labels, strict=True)
         if method.label in handles
     }
     if not by_bytes and any(_codistillation_rounds(method) for method in collection.methods):
-        shown["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
-    figure.legend(
-        list(shown.values()),
-        list(shown),
-        loc="outside lower center",
-        ncols=legend_columns,
-        title=_spread_title(labels),
-        fontsize=9,
-        title_fontsize=8.5,
-        borderaxespad=0,
-        frameon=False,
-    )
+        lines["codistillation"] = Line2D([], [], color="0.4", linestyle=":", linewidth=1)
+    _draw_legend(figure, lines, legend_columns, _spread_title(labels))
     return figure
 
 
@@ -240,6 +230,22 @@ def _show_from(axis: "Axes", values: Sequence[float]) -> None:
         margin = 0.06 * (max(values) - min(values))
         low, high = axis.get_ylim()
         axis.set_ylim(max(low, min(values) - margin), min(high, max(values) + margin))
+
+
+def _draw_legend(
+    figure: "Figure", lines: Mapping[str, "Line2D"], columns: int, title: str | None
+) -> None:
+    figure.legend(
+        list(lines.values()),
+        list(lines),
+        loc="outside lower center",
+        ncols=columns,
+        title=title,
+        fontsize=9,
+        title_fontsize=8.5,
+        borderaxespad=0,
+        frameon=False,
+    )
 
 
 def _draw_curve(
@@ -343,12 +349,9 @@ def _per_label_plot(collection: Collection) -> "Figure | None":
 
 def _per_label(method: Method, model: str, split: str) -> list[float]:
     """Final accuracies in %, mean over the seeds; NaN for a label without examples."""
-    rounds = curve(method, model, split, "accuracy").rounds
     shares = []
-    for run, seed in method.members:
-        end = last_round(run) or (rounds[-1] if rounds else -1)
-        record = run.records.get(Series(model, split, seed), {}).get(end)
-        values = (record or {}).get("per_label_accuracy")
+    for record in last_evaluations(method, model, split):
+        values = record.get("per_label_accuracy")
         if isinstance(values, list):
             shares.append([math.nan if value is None else 100 * value for value in values])
     if not shares or len({len(values) for values in shares}) > 1:

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.accuracy_table import metric_label
-from fedcodist.report.collection import (
+from fedcodist.report.collection import Collection, Method, curve
+from fedcodist.report.mean_model import panel_title
+from fedcodist.report.settings import (
     NOT_OF_A_METHOD,
-    Collection,
-    Method,
-    curve,
     differing_settings,
     flatten,
     with_identity,
 )
-from fedcodist.report.mean_model import panel_title
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:
@@ -66,7 +64,12 @@ def privacy_plot(collection: Collection) -> "Figure | None":
             if line.without_noise is not None:
                 axes.axhline(line.without_noise, color=colour, linestyle="--", linewidth=1)
         budgets = sorted(
-            {round(e, 2) for (_, of), one in lines.items() if of == model for e in one[0]}
+            {
+                round(epsilon, 2)
+                for (_, model_of_line), line in lines.items()
+                if model_of_line == model
+                for epsilon in line.epsilons
+            }
         )
         axes.set_xscale("log")
         axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets], minor=False)
@@ -91,12 +94,14 @@ def privacy_plot(collection: Collection) -> "Figure | None":
 
 def _labels(groups: Sequence[str], names: Sequence[str]) -> list[str]:
     """The methods' names; where one has several groups of settings, with those that differ."""
-    settings = [flatten(json.loads(group)) for group in groups]
+    settings_of_groups = [flatten(json.loads(group)) for group in groups]
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for name, settings in zip(names, settings_of_groups, strict=True):
+        alike.setdefault(name, []).append(settings)
     labels = []
-    for own, name in zip(settings, names, strict=True):
-        alike = [each for each, other in zip(settings, names, strict=True) if other == name]
-        parts = differing_settings(own, alike)
-        labels.append(", ".join([METHOD_NAMES.get(name, name), *parts]))
+    for name, settings in zip(names, settings_of_groups, strict=True):
+        differences = differing_settings(settings, alike[name])
+        labels.append(", ".join([METHOD_NAMES.get(name, name), *differences]))
     return labels
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
 from fedcodist.report.accuracy_table import shown_epsilon
+from fedcodist.report.entries import Entry
 from fedcodist.report.ranking import (
     Difference,
-    Entry,
     difference,
     is_defined,
     other_data_of_seeds,
@@ -60,57 +60,85 @@ def ranking_table(
     # If the baseline has personal models, others are compared with these, unless its shared model is
     # shown.
     compared = [entry for entry in entries if entry in shown or entry in without_shared(entries)]
-    stood_for = {(entry.run, entry.model): entry.accuracies for entry in entries}
-    has_shared = any(entry.shared for entry in shown)
-    splits, counts = ({*map(get, shown)} for get in (lambda e: e.split, lambda e: len(e.seeds)))
-    several_counts, several_splits = len(counts) > 1, len(splits) > 1
-    measured = " ".join(
-        [*(split.replace("_", "-") for split in splits if len(splits) == 1), metric]
+    values_of = {(entry.run, entry.model): entry.values for entry in entries}
+    rows = [
+        _Row(
+            entry,
+            difference(entry, compared, baseline),
+            values_of.get((entry.run, entry.shared)) if entry.shared else None,
+        )
+        for entry in shown
+    ]
+    columns = _columns(shown, baseline, metric)
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    notes = [
+        *_about_spreads(shown, baseline, metric),
+        *_without_pairs(shown, baseline, compared),
+        *_with_fewer_seeds(rows, baseline),
+        budget(shown),
+        *_ABOUT_COSTS,
+        *([_ABOUT_EPSILON] if _is_private(shown) else []),
+        *_too_good(shown),
+    ]
+    values = {
+        "metric": metric,
+        "in_percent": is_share(metric),
+        "baseline": baseline,
+        "rows": [_values(row) for row in rows],
+        "notes": notes,
+    }
+    return RankingTable(
+        _title(shown, metric), [heading for heading, _ in columns], cells, notes, values
     )
-    title = f"{measured}{' in %' if is_share(metric) else ''}"
-    if not several_counts:
+
+
+class _Row(NamedTuple):
+    """An entry with its difference to the baseline, and the values of the model that clients share."""
+
+    entry: Entry
+    estimate: Difference | None
+    shared: tuple[float, ...] | None
+
+
+def _title(shown: Sequence[Entry], metric: str) -> str:
+    """The metric, and the split and the number of seeds if they are the same for all."""
+    splits, counts = {entry.split for entry in shown}, {len(entry.seeds) for entry in shown}
+    title = " ".join([*(split.replace("_", "-") for split in splits if len(splits) == 1), metric])
+    title += " in %" if is_share(metric) else ""
+    if len(counts) <= 1:
         seeds = next(iter(counts), 0)
         title += f", {seeds} seed{'' if seeds == 1 else 's'}"
-    title += ", the least is first" if lower_is_better(metric) else ""
-    costs = ["client examples", "MB", "clients' FLOPs", "server's FLOPs", "seconds", "s/round"]
-    headings = ["method", "model", metric, *(["shared model"] if has_shared else [])]
-    is_private = any(entry.epsilon is not None for entry in shown)
-    headings += [*(["split"] if several_splits else []), f"to {baseline}"]
-    headings += ["seeds"] if several_counts else []
-    headings += [*(["epsilon"] if is_private else []), *costs]
-    rows, values = [], []
-    fewer: dict[str, str] = {}  # notes by run
-    for entry in shown:
-        estimate = difference(entry, compared, baseline)
-        if estimate and estimate.seeds < len(entry.seeds):
-            count = f"{estimate.seeds} of the {len(entry.seeds)} seeds of {entry.run}"
-            fewer[entry.run] = f"to {baseline}: only {count} are {baseline}'s too"
-        shared = stood_for.get((entry.run, entry.shared)) if entry.shared else None
-        rows.append(
-            [
-                entry.run,
-                entry.model if entry.head is None else f"{entry.model}, head {entry.head}",
-                _spread(entry.accuracies, metric),
-                *([_spread(shared, metric) if shared else ""] if has_shared else []),
-                *([entry.split.replace("_", " ")] if several_splits else []),
-                _to_baseline(entry, estimate, baseline, metric),
-                *([str(len(entry.seeds))] if several_counts else []),
-                *([shown_epsilon(entry.epsilon)] if is_private else []),
-                UNDEFINED if math.isnan(entry.examples) else f"{entry.examples:,.0f}",
-                _megabytes(entry.megabytes),
-                _scaled(entry.client_flops),
-                _scaled(entry.server_flops),
-                f"{entry.seconds:,.0f}",
-                _short(entry.seconds_per_round),
-            ]
-        )
-        values.append(_values(entry, estimate, shared))
-    notes = [*_about_spreads(shown, baseline, metric), *_without_pairs(shown, baseline, compared)]
-    notes += [*fewer.values(), budget(shown), *_ABOUT_COSTS]
-    notes += [_ABOUT_EPSILON] if is_private else []
-    notes += _too_good(shown)
-    about = {"metric": metric, "in_percent": is_share(metric), "baseline": baseline}
-    return RankingTable(title, headings, rows, notes, {**about, "rows": values, "notes": notes})
+    return title + (", the least is first" if lower_is_better(metric) else "")
+
+
+def _columns(
+    shown: Sequence[Entry], baseline: str, metric: str
+) -> list[tuple[str, Callable[[_Row], str]]]:
+    """Headings, and each column's cell of a row; columns that would say nothing are left out."""
+    has_shared = any(entry.shared for entry in shown)
+    several_splits = len({entry.split for entry in shown}) > 1
+    several_counts = len({len(entry.seeds) for entry in shown}) > 1
+    columns: list[tuple[str, Callable[[_Row], str], bool]] = [
+        ("method", lambda row: row.entry.run, True),
+        ("model", lambda row: _model(row.entry), True),
+        (metric, lambda row: _spread(row.entry.values, metric), True),
+        ("shared model", lambda row: _spread(row.shared, metric) if row.shared else "", has_shared),
+        ("split", lambda row: row.entry.split.replace("_", " "), several_splits),
+        (f"to {baseline}", lambda row: _to_baseline(row, baseline, metric), True),
+        ("seeds", lambda row: str(len(row.entry.seeds)), several_counts),
+        ("epsilon", lambda row: shown_epsilon(row.entry.epsilon), _is_private(shown)),
+        ("client examples", lambda row: _count(row.entry.examples), True),
+        ("MB", lambda row: _megabytes(row.entry.megabytes), True),
+        ("clients' FLOPs", lambda row: _scaled(row.entry.client_flops), True),
+        ("server's FLOPs", lambda row: _scaled(row.entry.server_flops), True),
+        ("seconds", lambda row: f"{row.entry.seconds:,.0f}", True),
+        ("s/round", lambda row: _short(row.entry.seconds_per_round), True),
+    ]
+    return [(heading, cell) for heading, cell, is_shown in columns if is_shown]
+
+
+def _is_private(shown: Sequence[Entry]) -> bool:
+    return any(entry.epsilon is not None for entry in shown)
 
 
 def for_terminal(table: RankingTable) -> Group:
@@ -199,6 +227,16 @@ def _without_pairs(shown: Sequence[Entry], baseline: str, entries: Sequence[Entr
     return notes
 
 
+def _with_fewer_seeds(rows: Sequence[_Row], baseline: str) -> list[str]:
+    """Notes on runs with seeds that the baseline lacks, a note for each run."""
+    notes: dict[str, str] = {}
+    for entry, estimate, _ in rows:
+        if estimate and estimate.seeds < len(entry.seeds):
+            count = f"{estimate.seeds} of the {len(entry.seeds)} seeds of {entry.run}"
+            notes[entry.run] = f"to {baseline}: only {count} are {baseline}'s too"
+    return list(notes.values())
+
+
 _ABOUT_COSTS = (
     "client examples, MB and FLOPs: of one seed; FLOPs are of matrix products and convolutions, counted "
     "from the networks",
@@ -231,16 +269,24 @@ def _too_good(shown: Sequence[Entry]) -> list[str]:
     return [f"phases before rounds stopped on TEST DATA, accuracies are too good: {names}"]
 
 
+def _model(entry: Entry) -> str:
+    return entry.model if entry.head is None else f"{entry.model}, head {entry.head}"
+
+
 def _spread(values: Sequence[float], metric: str) -> str:
     return mean_and_deviation(values, is_share(metric)) if is_defined(values) else UNDEFINED
 
 
-def _to_baseline(entry: Entry, estimate: Difference | None, baseline: str, metric: str) -> str:
+def _to_baseline(row: _Row, baseline: str, metric: str) -> str:
     """The difference as text; empty for the baseline itself."""
-    if estimate is None:
-        return "" if entry.run == baseline else UNDEFINED
-    mean, half_width = estimate.mean, estimate.half_width
+    if row.estimate is None:
+        return "" if row.entry.run == baseline else UNDEFINED
+    mean, half_width = row.estimate.mean, row.estimate.half_width
     return plus_minus(mean, half_width, is_difference=True, is_share=is_share(metric))
+
+
+def _count(examples: float) -> str:
+    return UNDEFINED if math.isnan(examples) else f"{examples:,.0f}"
 
 
 def _scaled(flops: float) -> str:
@@ -265,19 +311,18 @@ def _short(seconds: float) -> str:
     return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
-def _values(
-    entry: Entry, estimate: Difference | None, shared: Sequence[float] | None
-) -> dict[str, Any]:
-    """A row's numbers for JSON. `Entry.accuracies` are called `values` there, since metrics differ."""
+def _values(row: _Row) -> dict[str, Any]:
+    """A row's numbers for JSON."""
+    entry, estimate, shared = row
     return {
         "run": entry.run,
         "model": entry.model,
         "head": entry.head,
         "split": entry.split,
         "seeds": list(entry.seeds),
-        "values": list(entry.accuracies),
-        "mean": statistics.fmean(entry.accuracies),
-        "standard_deviation": _deviation(entry.accuracies),
+        "values": list(entry.values),
+        "mean": statistics.fmean(entry.values),
+        "standard_deviation": _deviation(entry.values),
         "shared_model_values": shared and list(shared),
         "difference": estimate and estimate.mean,
         "difference_half_width_95": estimate and estimate.half_width,

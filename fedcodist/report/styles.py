@@ -76,12 +76,12 @@ def styles(methods: Sequence[str]) -> list[tuple[str, str]]:
     """The style of each method. A repeated method, with other settings, gets the first free style."""
     taken = {style(method) for method in methods}
     free = [(c, m) for m, c in _pairs() if (c, m) not in taken]
-    shown: set[str] = set()
-    given = []
+    seen: set[str] = set()
+    chosen = []
     for method in methods:
-        given.append(free.pop(0) if method in shown and free else style(method))
-        shown.add(method)
-    return given
+        chosen.append(free.pop(0) if method in seen and free else style(method))
+        seen.add(method)
+    return chosen
 
 
 def _pairs() -> list[tuple[str, str]]:

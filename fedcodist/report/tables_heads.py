@@ -167,7 +167,7 @@ def table_of_clients(heads: Heads) -> str:
     return "\n".join(lines)
 
 
-def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
+def picture(heads: Heads, title: str = "") -> Any:
     """A figure, per head: every client's accuracy on every client's private labels, and by hops.
 
     A cell shows the accuracy in % and, in brackets, the number of hops to the other client.
@@ -175,14 +175,13 @@ def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
     Args:
       heads: of a run.
       title: of the figure.
-      most: accuracy in % of the brightest colour, the same for all figures that are compared.
     """
     count = heads.shared.shape[2]
     figure, (*maps, by_distance) = _panels(count + 1, 2.9)
     image = None
     for head, axis in enumerate(maps):
         accuracies = 100 * heads.on_others[:, :, head].mean(axis=0)
-        image = axis.imshow(accuracies, vmin=0, vmax=most)
+        image = axis.imshow(accuracies, vmin=0, vmax=100)  # figures can be compared
         axis.set_title("main head" if head == 0 else f"head {head}", fontsize=10)
         axis.set_xlabel("labels of client")
         axis.set_ylabel("model of client")
@@ -197,7 +196,7 @@ def picture(heads: Heads, title: str = "", most: float = 100.0) -> Any:
                 ha="center",
                 va="center",
                 fontsize=7,
-                color="white" if accuracies[client, other] < most / 2 else "black",
+                color="white" if accuracies[client, other] < 50 else "black",
             )
     figure.colorbar(image, ax=maps, label="accuracy, %", shrink=0.7)
     travelled = by_hops(heads)
@@ -237,8 +236,8 @@ def profiles(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Any:
                 markersize=5,
                 linewidth=1.6,
             )
-        most = max(map(len, lines.values()))
-        plot.set_xticks(range(most), ["main", *map(str, range(1, most))])
+        num_heads = max(map(len, lines.values()))
+        plot.set_xticks(range(num_heads), ["main", *map(str, range(1, num_heads))])
         plot.set_title(as_written(title), fontsize=10)
         plot.set_xlabel("head")
         plot.set_ylabel("accuracy (%)")

@@ -86,7 +86,7 @@ def _compile_in_the_first_process(settings: Any) -> None:
         share, compile_alone = private._compile_and_share_module, private._compile_and_write_cache
         read = private._cache_read
         # In JAX before 0.11 `read` has no argument for callbacks.
-        asked = len(inspect.signature(read).parameters)
+        number_of_parameters = len(inspect.signature(read).parameters)
 
         def hash_alike(hashed: Any, devices: Any) -> None:
             if not _is_of_several_processes(devices):
@@ -110,7 +110,9 @@ def _compile_in_the_first_process(settings: Any) -> None:
                     if "DEADLINE" not in str(error):
                         raise
                 # The first process sends nothing where it has found what another run has just stored.
-                found, _ = read(*(name, key, options, backend, devices, callbacks)[:asked])
+                found, _ = read(
+                    *(name, key, options, backend, devices, callbacks)[:number_of_parameters]
+                )
                 if found is not None:
                     return found
             return compile_alone(*alone)

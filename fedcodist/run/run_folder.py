@@ -190,8 +190,8 @@ class RunFolder:
         resumed = before.get("resumed")
         last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
-        told = {n: v for n, v in before["plan"].items() if n in plan or n not in _OF_PYTHON}
-        theirs = {**later, **told, **last}
+        recorded = {n: v for n, v in before["plan"].items() if n in plan or n not in _OF_PYTHON}
+        theirs = {**later, **recorded, **last}
         now = {name: value for name, value in _machine(_environment(plan)).items() if name in last}
         if difference := first_difference(theirs, {**plan, **now}):
             raise RunFolderError(

@@ -104,9 +104,9 @@ def default_space(config: ConfigDict) -> list[tuple[str, float, float, str]]:
     settings, pools = flat(config), list(config.pools)
 
     def rate(name: str) -> tuple[str, float, float, str]:
-        own = [value for each in _matching(name, settings) if (value := settings[each])]
-        low = min([1e-4, *(value / 10 for value in own if value < 1e-4)])
-        high = max([1e-1, *(value * 10 for value in own if value > 1e-1)])
+        values = [value for key in _matching(name, settings) if (value := settings[key])]
+        low = min([1e-4, *(value / 10 for value in values if value < 1e-4)])
+        high = max([1e-1, *(value * 10 for value in values if value > 1e-1)])
         return name, low, high, "log"
 
     space = [rate("pools.*.client_learning_rate")]
@@ -149,9 +149,9 @@ def checked_space(config: ConfigDict, space: Space, traced: Traced) -> Space:
         ends = [with_values(config, space, {name: bound}) for bound in bounds]
         _check_alone(config, name, dimension, ends)
         with named(f"tuning.space {name!r}: "), as_settings(config):
-            needed, floats = zip(*map(traced, ends), strict=True)
-        for bound, own in zip(bounds, needed, strict=True):
-            if own != structure:
+            structures, floats = zip(*map(traced, ends), strict=True)
+        for bound, structure_at_bound in zip(bounds, structures, strict=True):
+            if structure_at_bound != structure:
                 raise ValueError(
                     f"tuning.space names {name!r}, whose bounds must need the same compiled program as "
                     f"the config's {flat(config)[dimension.settings[0]]!r}, {bound:g} does not."
@@ -236,12 +236,12 @@ def _group(config: ConfigDict, setting: str) -> tuple[ConfigDict, str]:
 
 
 def _matching(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    wanted = name.split(".")
+    patterns = name.split(".")
     matching = tuple(
         setting
         for setting in settings
-        if len(parts := setting.split(".")) == len(wanted)
-        and all(pattern in ("*", other) for pattern, other in zip(wanted, parts, strict=True))
+        if len(keys := setting.split(".")) == len(patterns)
+        and all(pattern in ("*", key) for pattern, key in zip(patterns, keys, strict=True))
     )
     if not matching:
         nearest = nearest_name(name, list(settings))

@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 import sqlalchemy.exc
+from ml_collections import ConfigDict
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from fedcodist.report.points import thin
 from fedcodist.run.commit import running_commit
 from fedcodist.run.identity import first_difference
-from fedcodist.tuning.search_space import Space, method_name
+from fedcodist.tuning.search_space import Space, flat, method_name, own_values
 
 ERRORS = (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, OSError)
 STATES = {
@@ -37,6 +38,15 @@ STATES = {
     TrialState.RUNNING: "running",
 }
 _COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
+# Settings on which a trial's result does not depend, so that a study may go on with other ones.
+_NOT_SETTINGS = (
+    "execution.",
+    "tuning.",
+    "evaluation.splits",
+    "evaluation.final_splits",
+    "evaluation.client_splits",
+    "evaluation.final_client_splits",
+)
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_INTERMEDIATE_VALUES = 10
 
@@ -107,6 +117,30 @@ class Plan(NamedTuple):
     command: str
 
 
+def make_plan(config: ConfigDict, space: Space, **options: Any) -> Plan:
+    """A config's Plan; `options` are the fields that a config does not have."""
+    tuned = {setting for dimension in space.values() for setting in dimension.settings}
+    values = flat(config)
+    settings = {
+        name: value
+        for name, value in values.items()
+        if name not in tuned and not name.startswith(_NOT_SETTINGS)
+    }
+    # Alone of the execution, the precision changes a trial's value. Earlier studies, which do not have
+    # it among their settings, go on with float32.
+    precision = values.get("execution.precision")
+    if precision not in (None, "float32"):
+        settings["execution.precision"] = precision
+    return Plan(
+        settings=settings,
+        space=space,
+        first=own_values(config, space),
+        rounds=config.rounds,
+        every=config.evaluation.every,
+        **options,
+    )
+
+
 def open_study(plan: Plan, worker: Worker) -> optuna.Study:
     """Makes the study, or continues it.
 
@@ -134,8 +168,8 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
             pruner=_pruner(plan),
             load_if_exists=True,
         )
-        made = study.user_attrs.get("made_of")
-        if made is None:
+        made_of = study.user_attrs.get("made_of")
+        if made_of is None:
             if any(trial.state != TrialState.WAITING for trial in study.trials):
                 raise ValueError(
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
@@ -143,7 +177,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
             study.enqueue_trial(**_queued(plan.first), skip_if_exists=True)
             # Set last, so that a study whose creation was interrupted is made again.
             study.set_user_attr("made_of", guarded)
-        elif difference := _difference(made, guarded):
+        elif difference := _difference(made_of, guarded):
             raise ValueError(
                 f"study {plan.name!r} in {plan.storage} was made with {difference}. "
                 "Use another --study, or the same settings."
@@ -333,12 +367,12 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     # The space is compared first: a setting that only one study tunes is missing in the other's config.
-    parts = {
+    text_of_part = {
         "space": "another search space",
         "config": "another config",
         "sampling": "other options",
     }
-    for part, text in parts.items():
+    for part, text in text_of_part.items():
         if part not in theirs:  # in studies of an earlier release
             continue
         for name in [*theirs[part], *ours[part]]:
@@ -346,9 +380,10 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
             if left != right:
                 return f"{text}: {name} is {left!r} there and {right!r} here"
     # Earlier releases did not describe all of these parts.
-    known = theirs.get("determined_by", {})
-    here = {part: of for part, of in ours["determined_by"].items() if part in known or not known}
-    if difference := first_difference(known, here):
+    before, now = theirs.get("determined_by", {}), ours["determined_by"]
+    if before:
+        now = {part: now[part] for part in now if part in before}
+    if difference := first_difference(before, now):
         return f"other data or code: {difference}"
     return None
 

@@ -15,10 +15,12 @@ from fedcodist.commands.evaluated_names import _of_run, evaluated_names
 from fedcodist.config import experiment
 from fedcodist.config.networks import MODELS
 from fedcodist.configs import digits_methods, digits_parties
-from fedcodist.report import flops, plots, ranking
+from fedcodist.report import entries as entries_lib
+from fedcodist.report import flops, plots
 from fedcodist.report.data_of_runs import DataOfRun
+from fedcodist.report.entries import ALL_PARTIES, Entry
 from fedcodist.report.flops import LEARNING, forward_flops_of
-from fedcodist.report.ranking import ALL_PARTIES, Entry, difference, ranked
+from fedcodist.report.ranking import difference, ranked
 from fedcodist.report.ranking_table import budget, for_terminal, ranking_table, write_ranking
 from fedcodist.report.runs import load_run
 
@@ -33,7 +35,7 @@ def entry(run, accuracies, model="main", examples=10.0):
 
 
 def read_run(name, folder, metric="accuracy"):
-    return ranking.read_run(name, load_run(folder), metric)
+    return entries_lib.read_run(name, load_run(folder), metric)
 
 
 def drawn(shown, baseline, entries, metric="accuracy", width=200):
@@ -128,7 +130,7 @@ def test_shares_alone_are_in_per_cent(metric, share, tmp_path):
     summary["final"]["main"]["test"][metric] = [0.5, 0.25]
     path.write_text(json.dumps(summary))
     (found,) = read_run("run", tmp_path / "run", metric)
-    assert found.accuracies == ((50.0, 25.0) if share else (0.5, 0.25))
+    assert found.values == ((50.0, 25.0) if share else (0.5, 0.25))
     assert (f"{metric} in %" in shown_table([found], "run", metric)[1]) == share
 
 
@@ -140,7 +142,7 @@ def test_flops_that_are_not_counted_are_a_dash(tmp_path, capsys):
     config["algorithm"]["name"] = "ours"
     path.write_text(json.dumps(config))
     entries = read_run("run", tmp_path / "run")
-    assert entries[0].accuracies == (50.0, 75.0) and math.isnan(entries[0].client_flops)
+    assert entries[0].values == (50.0, 75.0) and math.isnan(entries[0].client_flops)
     error = capsys.readouterr().err
     assert error.startswith("note: run: FLOPs are left out: FLOPs of 'ours'")
     assert error.count("\n") == 1
@@ -312,7 +314,7 @@ def test_fine_tuned_personal_models_stand_for_fine_tuned_shared_ones(tmp_path):
             model: {"client_test": {"accuracy": [fine_tuned[model]]}} for model in models
         }
         path.write_text(json.dumps(summary))
-        entries += ranking.read_run(run, load_run(tmp_path / run), split="client_test")
+        entries += entries_lib.read_run(run, load_run(tmp_path / run), split="client_test")
     for baseline in of_run:
         shown = ranked(entries, baseline, None)
         assert [(entry.run, entry.model) for entry in shown] == [
@@ -420,7 +422,7 @@ def test_the_megabytes_of_a_small_network_are_not_zero(megabytes, text):
 def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     write_run(tmp_path / "run")
     main, other, ensemble = read_run("fed_sdd", tmp_path / "run")
-    assert main.accuracies == (50.0, 75.0)
+    assert main.values == (50.0, 75.0)
     # Five clients in each of ten rounds, a megabyte each, whichever of the models they trained.
     assert main.megabytes == other.megabytes == ensemble.megabytes == 50.0
     # Three clients of the main model, two of the other.
@@ -432,7 +434,7 @@ def test_a_run_folder_tells_accuracies_and_costs(tmp_path):
     assert main.server_flops == 10 * 21 * (2 + LEARNING) * forward
     assert main.seconds == 3.5
     write_run(tmp_path / "no_test", final_splits=())
-    assert read_run("x", tmp_path / "no_test")[0].accuracies == pytest.approx((10.0, 20.0))
+    assert read_run("x", tmp_path / "no_test")[0].values == pytest.approx((10.0, 20.0))
 
 
 def test_models_of_several_pools_divide_them_and_the_servers_costs_all(tmp_path):
@@ -526,7 +528,7 @@ def test_any_metric_is_read(tmp_path):
     summary["final"]["main"]["test"]["f_score"] = [None, 0.25]  # one is undefined
     path.write_text(json.dumps(summary))
     (found,) = read_run("run", tmp_path / "run", "f_score")
-    assert found.model == "main" and found.accuracies == pytest.approx((math.nan, 25), nan_ok=True)
+    assert found.model == "main" and found.values == pytest.approx((math.nan, 25), nan_ok=True)
     message = r"--metric must be one of \['accuracy', 'f_score'\] for run, got 'auc'"
     with pytest.raises(ValueError, match=message):
         read_run("run", tmp_path / "run", "auc")
@@ -569,9 +571,9 @@ def test_parties_with_heads_are_ranked_on_their_own_examples_by_both_heads(tmp_p
     own = {"accuracy": [0.5, 0.7], "accuracy_head_2": [0.6, 0.9]}
     summary["final"]["parties"] = {"client_test": own}
     (tmp_path / "fd" / "summary.json").write_text(json.dumps(summary))
-    entries = ranking.read_run("fd", load_run(tmp_path / "fd"), split="client_test")
+    entries = entries_lib.read_run("fd", load_run(tmp_path / "fd"), split="client_test")
     assert [(e.model, e.head) for e in entries] == [(ALL_PARTIES, None), (ALL_PARTIES, 2)]
-    assert entries[1].accuracies == pytest.approx((60.0, 90.0))
+    assert entries[1].values == pytest.approx((60.0, 90.0))
 
 
 def test_of_runs_with_other_seeds_the_largest_epsilon_is_shown():
@@ -579,7 +581,7 @@ def test_of_runs_with_other_seeds_the_largest_epsilon_is_shown():
         entry("private", (50.0,))._replace(seeds=(seed,), epsilon=epsilon)
         for seed, epsilon in ((0, 1.0), (1, 4.0), (2, None))
     ]
-    assert ranking._over_seeds(several).epsilon == 4.0
+    assert entries_lib._over_seeds(several).epsilon == 4.0
 
 
 def test_times_of_repeated_seeds_are_not_added():
@@ -587,7 +589,7 @@ def test_times_of_repeated_seeds_are_not_added():
     three = entry("fed_avg", (50.0, 60.0, 70.0))._replace(seconds=30.0, seconds_per_round=0.3)
     again = entry("fed_avg", (60.0,))._replace(seeds=(1,), seconds=8.0, megabytes=9.0)
     part = entry("fed_avg", (70.0, 80.0))._replace(seeds=(2, 3), seconds=20.0, megabytes=5.0)
-    joined = ranking._over_seeds([three, again, part])
+    joined = entries_lib._over_seeds([three, again, part])
     assert joined.seeds == (0, 1, 2, 3) and joined.seconds == 40.0
     assert joined.megabytes == 2.0 and joined.seconds_per_round == pytest.approx(0.3 + 0.0123 / 2)
 
@@ -603,7 +605,7 @@ def test_parties_are_ranked_by_their_mean_and_cost_together(tmp_path):
         "server",
     ]
     everybody, first, *_, server = entries
-    assert everybody.accuracies == pytest.approx((40.0, 70.0))
+    assert everybody.values == pytest.approx((40.0, 70.0))
     # Two rounds of 2 x 440 bytes, and 48 examples, of each party; what they share costs all of it.
     assert (first.megabytes, first.examples) == pytest.approx((1760e-6, 96))
     assert (everybody.megabytes, everybody.examples) == pytest.approx((3 * 1760e-6, 3 * 96))
@@ -763,8 +765,8 @@ def test_data_that_differ_by_seed_are_compared_seed_by_seed(order, same):
         one = entry(run, (value,))
         return one._replace(seeds=(seed,), data={seed: DataOfRun({}, checksums)})
 
-    ours = ranking._over_seeds([of_seed("mine", seed, 60.0 + seed) for seed in order])
-    theirs = ranking._over_seeds([of_seed("fed_avg", seed, 50.0 - seed) for seed in (0, 1, 2)])
+    ours = entries_lib._over_seeds([of_seed("mine", seed, 60.0 + seed) for seed in order])
+    theirs = entries_lib._over_seeds([of_seed("fed_avg", seed, 50.0 - seed) for seed in (0, 1, 2)])
     found = difference(ours, [ours, theirs], "fed_avg")
     notes = ranking_table([ours, theirs], "fed_avg", [ours, theirs]).notes
     assert (found is not None and found.mean == 11.0) == same
@@ -1052,10 +1054,10 @@ def test_a_split_of_clients_own_examples_is_ranked_by_its_metrics(tmp_path):
         splits["client_test"] = own
     path.write_text(json.dumps(summary))
     run = load_run(tmp_path / "run")
-    entry = ranking.read_run("run", run, "accuracy_worst_tenth", "client_test")[0]
-    assert entry.accuracies == pytest.approx((20.0, 30.0)) and entry.split == "client_test"
+    entry = entries_lib.read_run("run", run, "accuracy_worst_tenth", "client_test")[0]
+    assert entry.values == pytest.approx((20.0, 30.0)) and entry.split == "client_test"
     with pytest.raises(ValueError, match=r"--split must be one of \['test', .*'client_test'\]"):
-        ranking.read_run("run", run, split="validation")
+        entries_lib.read_run("run", run, split="validation")
 
 
 def test_parties_on_their_own_examples_have_one_row(tmp_path, monkeypatch):
@@ -1070,8 +1072,8 @@ def test_parties_on_their_own_examples_have_one_row(tmp_path, monkeypatch):
         else:
             content["final"]["parties"] = {"client_test": {"accuracy": [0.6, 0.7]}}
         path.write_text(json.dumps(content))
-    entries = ranking.read_run("run", load_run(tmp_path / "run"), split="client_test")
-    assert [(e.model, e.accuracies) for e in entries] == [("all parties", (60.0, 70.0))]
+    entries = entries_lib.read_run("run", load_run(tmp_path / "run"), split="client_test")
+    assert [(e.model, e.values) for e in entries] == [("all parties", (60.0, 70.0))]
 
 
 def test_runs_whose_models_have_other_names_are_named(monkeypatch, capsys, tmp_path):

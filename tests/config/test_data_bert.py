@@ -13,7 +13,8 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data import load_prepared
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.report import flops, ranking
+from fedcodist.report import flops
+from fedcodist.report.entries import read_run
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
 from fedcodist.text.bert import Encoder, first_layers, narrowed
@@ -197,12 +198,11 @@ def test_a_run_has_the_measures_of_its_task(kind, sentences, news, tmp_path):
     run_experiment(experiment, tmp_path / "run", config=config.to_dict(), show_progress=False)
     for metric in ("f_score", "precision") if kind == "sentences" else ("auc", "ndcg_5"):
         entries = {
-            entry.model: entry
-            for entry in ranking.read_run("fed_kd", load_run(tmp_path / "run"), metric)
+            entry.model: entry for entry in read_run("fed_kd", load_run(tmp_path / "run"), metric)
         }
         assert set(entries) == {"main", "main_teachers"}
         for entry in entries.values():
-            (value,) = entry.accuracies
+            (value,) = entry.values
             # Precision is undefined where nothing is predicted.
             assert 0 <= value <= 100 or (metric == "precision" and np.isnan(value))
             assert entry.megabytes > 0 and entry.client_flops > 0

@@ -18,7 +18,8 @@ from fedcodist.config.experiment import _around_codistillations, build_experimen
 from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.report import ranking, tables_domains
+from fedcodist.report import tables_domains
+from fedcodist.report.entries import read_run
 from fedcodist.report.flops import flops_of_run
 from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.experiment import run_experiment
@@ -156,8 +157,8 @@ def test_a_run_and_its_table(folder, tmp_path, method, capsys):
     assert cell.accuracy == pytest.approx(record["accuracy"])
     assert cell.perplexity == pytest.approx(np.exp(record["loss"]))
     assert cell.deviation is None
-    entries = {entry.model: entry for entry in ranking.read_run(method, load_run(tmp_path / "run"))}
-    assert entries["large"].accuracies == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
+    entries = {entry.model: entry for entry in read_run(method, load_run(tmp_path / "run"))}
+    assert entries["large"].values == (pytest.approx(100 * last["large", "test"]["accuracy"]),)
     assert entries["small"].client_flops > 0 and entries["small"].megabytes > 0
     assert (entries["small"].server_flops > 0) == (method != "fed_avg")
 

@@ -24,6 +24,7 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.primary_labels import label_frequencies
 from fedcodist.report import ranking, tables_heads
+from fedcodist.report.entries import read_run
 from fedcodist.report.flops import flops_of_parties
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
@@ -371,9 +372,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     output = " ".join(capfd.readouterr().out.split())
     for run in digits_mhd.get_runs():
         assert f"{run}: finished" in output
-    entries = {
-        run: ranking.read_run(run, load_run(tmp_path / run))[0] for run in digits_mhd.get_runs()
-    }
+    entries = {run: read_run(run, load_run(tmp_path / run))[0] for run in digits_mhd.get_runs()}
     # Eight clients, and one centralised model.
     examples = {run: entry.examples for run, entry in entries.items()}
     assert examples.pop("centralised") == 4 * 2 * 32
@@ -383,7 +382,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
     assert "all runs have the same budget of client examples" in output
     # The table has a row for MHD's last head, with the difference to the same baseline.
     assert "all parties, head 3" in output and "head 2" not in output
-    main, last = ranking.read_run(
+    main, last = read_run(
         "multi_headed_distillation", load_run(tmp_path / "multi_headed_distillation")
     )[:2]
     assert (main.model, main.head, last.model, last.head) == (
@@ -391,12 +390,10 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
         "all parties",
         3,
     )
-    assert main.accuracies != last.accuracies and main.examples == last.examples
+    assert main.values != last.values and main.examples == last.examples
     both = [*entries.values(), last]
     found = ranking.difference(last, both, "local_only_steps")
-    assert found.mean == pytest.approx(
-        last.accuracies[0] - entries["local_only_steps"].accuracies[0]
-    )
+    assert found.mean == pytest.approx(last.values[0] - entries["local_only_steps"].values[0])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from fedcodist.config.registry import (
 )
 from fedcodist.config.settings import check_settings
 from fedcodist.configs import digits_methods
-from fedcodist.report.ranking import ranked, read_run
+from fedcodist.report.entries import read_run
+from fedcodist.report.ranking import ranked
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import run_experiment

@@ -32,7 +32,7 @@ from fedcodist.datasets.public_private import digits_public_private
 from fedcodist.distillation.validation import VALIDATION
 from fedcodist.report import tables_heads, tables_parties
 from fedcodist.report.collection import collect
-from fedcodist.tuning.tune import held_out_experiment
+from fedcodist.tuning.held_out import held_out_experiment
 
 ROOT = Path(__file__).parents[2]
 DIGITS = (

@@ -197,9 +197,9 @@ COMMANDS = {
         1,
     ),
     "tune": (
-        "from fedcodist.tuning import tune\n"
+        "from fedcodist.tuning import workers\n"
         "from fedcodist.core import child_processes\n"
-        "work = lambda: tune._supervise(STAND_IN, 2)\n"
+        "work = lambda: workers.supervise(STAND_IN, 2)\n"
         "sys.exit(child_processes.until_interrupted(work, 'interrupted: the same command goes on.'))",
         1,
     ),

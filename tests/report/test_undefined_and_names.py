@@ -16,17 +16,18 @@ from fedcodist.core.metric_kinds import decimal, is_share, lower_is_better
 from fedcodist.report import (
     accuracy_table,
     collection,
+    costs,
     plots,
-    ranking,
     ranking_table,
     tables_domains,
     tables_heads,
     tables_parties,
 )
+from fedcodist.report.entries import Entry
 from fedcodist.report.plot_parties import PartyCurve, parties_plot
 from fedcodist.report.runs import Run, Series
 from fedcodist.report.spread import plus_minus
-from fedcodist.tuning import tune
+from fedcodist.tuning import held_out, trials
 from tests.report import test_report
 from tests.report.test_report import write_run
 
@@ -93,9 +94,11 @@ def test_a_mean_over_rounds_leaves_out_those_without_clients():
     lines = {2: 4.0, 3: None, 6: 10.0}
     records = {Series("main", "clients", 0): {r: {"client_loss": v} for r, v in lines.items()}}
     run = Run(Path("run"), {}, records, {}, {}, True, ())
-    assert ranking._means(run, "client_loss") == {"main": pytest.approx((2 * 4 + 3 * 10) / 5)}
+    assert costs._mean_over_rounds(run, "client_loss") == {
+        "main": pytest.approx((2 * 4 + 3 * 10) / 5)
+    }
     nothing = run._replace(records={Series("main", "clients", 0): {2: {"client_loss": None}}})
-    assert math.isnan(ranking._means(nothing, "client_loss")["main"])
+    assert math.isnan(costs._mean_over_rounds(nothing, "client_loss")["main"])
 
 
 def test_a_dash_for_what_is_no_number():
@@ -173,7 +176,7 @@ def test_long_names_are_whole_in_a_narrow_terminal(tmp_path, monkeypatch):
     method, model = "q" * 60, "z" * 60
     monkeypatch.setitem(test_report.PARAMETERS, model, 1)
     write_run(tmp_path / "run", method, final={model: 0.8})
-    entry = ranking.Entry(method, model, (50.0,), (0,), "test", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    entry = Entry(method, model, (50.0,), (0,), "test", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     cells = {(model, "test"): tables_domains.Cell(0.5, 1.0, None)}
     changes = {(model, "test"): tables_domains.Change([0.1], [0.1], 1)}
     for table in (
@@ -212,18 +215,17 @@ def test_a_report_of_undefined_accuracies(tmp_path):
 def test_a_trial_whose_accuracy_is_undefined_is_pruned(monkeypatch):
     """A study's file takes no NaN: the trial would stop the worker."""
     assert math.isnan(
-        tune.held_out_accuracy(
+        held_out.held_out_accuracy(
             [{"split": "held_out", "accuracy": None}, {"split": "held_out", "accuracy": 1.0}]
         )
     )
-    from fedcodist.run import experiment
     from fedcodist.tuning import study
 
     def run(experiment, programs, callbacks, show_progress):
         callbacks[0]([{"round": 3, "split": "held_out", "accuracy": None}])
 
-    monkeypatch.setattr(experiment, "run_experiment", run)
-    value, state, reason = tune._run_trial(None, None, None, None)
+    monkeypatch.setattr(trials, "run_experiment", run)
+    value, state, reason = trials._run_trial(None, None, None, None)
     assert (value, state) == (
         None,
         study.TrialState.PRUNED,

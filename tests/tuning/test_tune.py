@@ -36,7 +36,7 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.run import launch, programs
 from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import experiment_programs, run_experiment
-from fedcodist.tuning import at_once, search_space, study, tune
+from fedcodist.tuning import at_once, held_out, search_space, study, trials, tune, workers
 from fedcodist.tuning.search_space import checked_space, overrides, own_values, with_values
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def make_plan(config, tmp_path, **options):
     defaults = dict(name="study", trials=4, seed=0, pruner="none", command="the command")
     defaults["determined_by"] = {}
     options = {"storage": tmp_path / "runs" / "tuning.db", **defaults, **options}
-    return tune.make_plan(config, search_space.search_space(config), **options)
+    return study.make_plan(config, search_space.search_space(config), **options)
 
 
 def open_study(plan):
@@ -186,8 +186,8 @@ def test_dimensions_that_a_compiled_program_takes():
 
 
 def trial_space(config):
-    _, hyper_of = tune.held_out_experiment(config)
-    return tune.trial_space(config, hyper_of)
+    _, hyper_of = held_out.held_out_experiment(config)
+    return held_out.trial_space(config, hyper_of)
 
 
 def test_examples_held_out_of_clients_own_serve_where_there_are_no_held_out_clients(monkeypatch):
@@ -198,14 +198,14 @@ def test_examples_held_out_of_clients_own_serve_where_there_are_no_held_out_clie
         splits = {name: own for name, own in data.splits.items() if name != "held_out"}
         return data._replace(splits=splits | {"validation": data.splits["held_out"]})
 
-    monkeypatch.setattr(reading, "load_data", without_held_out_clients)
-    experiment, _ = tune.held_out_experiment(get_config())
+    monkeypatch.setattr(held_out, "load_data", without_held_out_clients)
+    experiment, _ = held_out.held_out_experiment(get_config())
     assert set(experiment.splits) == {"validation"} and not experiment.final_splits
     records = [
         {"split": split, "accuracy": accuracy}
         for split, accuracy in (("validation", 0.2), ("clients", 0.9), ("validation", 0.4))
     ]
-    assert tune.held_out_accuracy(records) == pytest.approx(0.3)
+    assert held_out.held_out_accuracy(records) == pytest.approx(0.3)
 
 
 def test_tuning_needs_examples_held_out(monkeypatch):
@@ -215,12 +215,12 @@ def test_tuning_needs_examples_held_out(monkeypatch):
         data = read(settings)
         return data._replace(splits={n: s for n, s in data.splits.items() if n != "held_out"})
 
-    monkeypatch.setattr(reading, "load_data", without)
+    monkeypatch.setattr(held_out, "load_data", without)
     message = (
         r"^data\.name must be of data with a split 'held_out' or 'validation', .* got 'digits'"
     )
     with pytest.raises(ValueError, match=message):
-        tune.held_out_experiment(get_config())
+        held_out.held_out_experiment(get_config())
 
 
 def test_a_config_has_a_space_of_its_own():
@@ -414,17 +414,17 @@ def test_a_float_that_is_none_in_the_config_needs_another_program():
         return hyper_of(trial), trial.pools.small.teaching.label_interpolation
 
     with pytest.raises(ValueError, match=rf"'{name}', .* as the config's None, 0.1 does not"):
-        tune.trial_space(config, with_label_interpolation)
+        held_out.trial_space(config, with_label_interpolation)
     config.pools.small.teaching.label_interpolation = 0.2
-    assert list(tune.trial_space(config, with_label_interpolation)) == [name]
+    assert list(held_out.trial_space(config, with_label_interpolation)) == [name]
 
 
 def test_floats_of_several_parties_are_searched():
     config = with_space(get_config(), ("algorithm.alpha", 0.1, 0.9, "linear"))
-    alphas = tune.trial_space(config, lambda trial: np.full(3, trial.algorithm.alpha))
+    alphas = held_out.trial_space(config, lambda trial: np.full(3, trial.algorithm.alpha))
     assert list(alphas) == ["algorithm.alpha"]
     with pytest.raises(ValueError, match="none of the floats"):
-        tune.trial_space(config, lambda trial: np.ones(3))
+        held_out.trial_space(config, lambda trial: np.ones(3))
 
 
 def test_a_default_space_loses_what_a_method_does_not_have():
@@ -484,9 +484,9 @@ def real(tmp_path_factory):
         for rate in (1e35, 3e-3):
             values = (0.05, rate, 0.3)
             opened.enqueue_trial(dict(zip(plan.space, values, strict=True)))
-        trials = tune.held_out_experiment(config)
-        counts, compilations = tune.run_trials(config, *trials, plan, opened, worker)
-    held_out = load(num_clients=6, concentration=0.3, seed=0)["held_out"].columns
+        tuned = held_out.held_out_experiment(config)
+        counts, compilations = trials.run_trials(config, *tuned, plan, opened, worker)
+    images = load(num_clients=6, concentration=0.3, seed=0)["held_out"].columns
     return SimpleNamespace(
         plan=plan,
         study=opened,
@@ -494,7 +494,7 @@ def real(tmp_path_factory):
         compilations=compilations,
         evaluated=evaluated,
         programs=built,
-        held_out=held_out,
+        held_out=images,
     )
 
 
@@ -556,7 +556,7 @@ def test_the_value_is_the_accuracy_of_a_run_with_the_trials_parameters(real, mon
 
 # Trials that train nothing: the accuracy is a function of alpha and the round.
 
-BUILD = tune.held_out_experiment
+BUILD = held_out.held_out_experiment
 
 
 @functools.cache
@@ -588,8 +588,8 @@ def pretend(monkeypatch):
                 callback([record, {"round": round, "split": "clients", "client_loss": 1.0}])
 
     # Building an experiment takes a tenth of a second.
-    monkeypatch.setattr(tune, "held_out_experiment", build)
-    monkeypatch.setattr(fedcodist.run.experiment, "run_experiment", run)
+    monkeypatch.setattr(held_out, "held_out_experiment", build)
+    monkeypatch.setattr(trials, "run_experiment", run)
     return pretended
 
 
@@ -602,8 +602,8 @@ def run_study(plan, config=None):
     """Runs all missing trials of the plan in a new worker; returns the study and the counts."""
     opened, worker = open_study(plan)
     config = config or alpha_config()
-    trials = tune.held_out_experiment(config)
-    counts, _ = tune.run_trials(config, *trials, plan, opened, worker)
+    tuned = held_out.held_out_experiment(config)
+    counts, _ = trials.run_trials(config, *tuned, plan, opened, worker)
     return opened, counts
 
 
@@ -1041,7 +1041,7 @@ def as_worker(monkeypatch):
     monkeypatch.setenv(launch.RANK, "0")
     monkeypatch.setenv(launch.COUNT, "1")
     monkeypatch.setenv("FEDCODIST_TUNE_READY", str(ready))
-    monkeypatch.setattr(tune, "_end_with_the_supervisor", lambda: None)
+    monkeypatch.setattr(workers, "_end_with_the_supervisor", lambda: None)
     monkeypatch.setattr(command_line, "show_warnings", lambda shown: None)
     yield
     os.close(is_ready)
@@ -1082,7 +1082,7 @@ def test_a_worker_loads_its_data_once(pretend, as_worker, monkeypatch, tmp_path)
         return load(**arguments)
 
     monkeypatch.setattr(data_images, "load_digits_federated", load_digits_federated)
-    monkeypatch.setattr(tune, "held_out_experiment", BUILD)
+    monkeypatch.setattr(held_out, "held_out_experiment", BUILD)
     settings = [f"--config.{name}={value}" for name, value in SMALL.items()]
     given = [f"--config={ROOT / CONFIG}", "--study=x", f"--storage={tmp_path / 'x.db'}"]
     assert tune.main(["tune", *given, "--trials=3", *settings]) == 0
@@ -1219,33 +1219,33 @@ def test_models_without_an_accuracy_are_refused_before_a_trial(monkeypatch):
         }
         return made._replace(algorithm=made.algorithm._replace(predictors=predictors))
 
-    monkeypatch.setattr(config_experiment, "build_experiment", without_accuracy)
+    monkeypatch.setattr(held_out, "build_experiment", without_accuracy)
     with pytest.raises(
         ValueError, match=r"needs models with the metric 'accuracy', model .*\['auc'\]"
     ):
-        tune.held_out_experiment(get_config())
+        held_out.held_out_experiment(get_config())
 
 
 @pytest.mark.slow  # two programs
 def test_trials_at_once_are_those_of_one_after_another(tmp_path):
     config = with_space(get_config("fed_avg"), ("pools.*.client_learning_rate", 1e-3, 1.0, "log"))
 
-    experiment, hyper_of = tune.held_out_experiment(config)
+    experiment, hyper_of = held_out.held_out_experiment(config)
     plan = make_plan(config, tmp_path, trials=5)
-    trials, worker = open_study(plan)
-    counts, compilations = tune.run_trials_at_once(
+    opened, worker = open_study(plan)
+    counts, compilations = trials.run_trials_at_once(
         at_once.programs_at_once(experiment),
         3,
         config,
         experiment,
         hyper_of,
         plan,
-        trials,
+        opened,
         worker,
     )
     # The second call has a trial twice, so that its program is the first's.
     assert counts["finished"] == 5 and compilations == 1
-    together = [(trial.params, trial.value) for trial in trials.trials]
+    together = [(trial.params, trial.value) for trial in opened.trials]
     assert len({tuple(params.items()) for params, _ in together}) == 5
     space = search_space.search_space(config)
     one_by_one = experiment_programs(experiment)
@@ -1255,12 +1255,12 @@ def test_trials_at_once_are_those_of_one_after_another(tmp_path):
         records = run_experiment(alone, programs=one_by_one, show_progress=False).records
         final = [record for record in records if record["round"] == experiment.rounds]
         # Of 72 held-out images a sum in another order may turn one.
-        assert value == pytest.approx(tune.held_out_accuracy(final), abs=0.015)
+        assert value == pytest.approx(held_out.held_out_accuracy(final), abs=0.015)
 
 
 def test_what_is_not_finite_at_once_is_pruned_alone(tmp_path):
     config = with_space(get_config("fed_avg"), ("pools.*.client_learning_rate", 1e-3, 1e30, "log"))
-    experiment, hyper_of = tune.held_out_experiment(config)
+    experiment, hyper_of = held_out.held_out_experiment(config)
     space = search_space.search_space(config)
     rates = (0.1, 1e30)
     hypers = [hyper_of(with_values(config, space, dict.fromkeys(space, rate))) for rate in rates]
@@ -1279,7 +1279,7 @@ def test_what_is_not_finite_at_once_is_pruned_alone(tmp_path):
     [({"seeds": 2}, "one seed, got seeds=2"), ({"execution.stream": True}, "execution.stream")],
 )
 def test_trials_that_cannot_be_trained_at_once_are_refused(settings, message):
-    experiment, _ = tune.held_out_experiment(get_config("fed_avg", **settings))
+    experiment, _ = held_out.held_out_experiment(get_config("fed_avg", **settings))
     with pytest.raises(ValueError, match=message):
         at_once.programs_at_once(experiment)
 
@@ -1293,7 +1293,7 @@ def test_trials_that_cannot_be_trained_at_once_are_refused(settings, message):
     ],
 )
 def test_methods_that_cannot_be_trained_at_once_are_refused(part, message):
-    experiment, _ = tune.held_out_experiment(get_config("fed_avg"))
+    experiment, _ = held_out.held_out_experiment(get_config("fed_avg"))
     algorithm = experiment.algorithm._replace(**{part: {"main": object()}})
     with pytest.raises(ValueError, match=message):
         at_once.programs_at_once(experiment._replace(algorithm=algorithm))
@@ -1305,4 +1305,4 @@ def test_what_tuning_would_not_run_is_refused(group):
     with config.unlocked():
         config[group] = {"one": {"name": "stop_early"}}
     with pytest.raises(ValueError, match=rf"^{group} must be None for tuning"):
-        tune.held_out_experiment(config)
+        held_out.held_out_experiment(config)

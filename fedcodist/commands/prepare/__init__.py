@@ -31,12 +31,12 @@ DATA_SETS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status, 2 for a mistake of the user's."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(f"{__doc__}\n" + "\n".join(f"    {n:14} {what}" for n, what in DATA_SETS.items()))
         return 0
-    name, *rest = given
+    name, *of_data_set = arguments
     parser = Parser(add_help=False)
     if name not in DATA_SETS:
         parser.error(f"a data set is one of {', '.join(DATA_SETS)}, got {name!r}")
-    return importlib.import_module(f"{__name__}.{name}").main(rest)
+    return importlib.import_module(f"{__name__}.{name}").main(of_data_set)

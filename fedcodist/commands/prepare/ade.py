@@ -58,10 +58,10 @@ def open_source(arguments: argparse.Namespace) -> preparation.Source:
         documents = np.array(sentences.documents)
         splits = {
             name: FederatedData.from_arrays(
-                {"tokens": tokens[own], "label": sentences.labels[own]},
-                client_of_row=documents[own],
+                {"tokens": tokens[indices], "label": sentences.labels[indices]},
+                client_of_row=documents[indices],
             )
-            for name, own in rows.items()
+            for name, indices in rows.items()
         }
         return splits | {"vocabulary": piece_preparation.vocabulary_split(vocabulary)}
 

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    """Checks the files, and says what the manifest records of them; `build` reads them."""
     files = c4_files(arguments.source)
     if arguments.sentences < 1:
         raise ValueError(f"--sentences must be at least 1, got {arguments.sentences}")
@@ -76,11 +77,11 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
     skipped: dict[str, int] = {}
 
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
-        found = read_c4(files, vocabulary, TRAIN_LENGTH, arguments.sentences, split, show)
-        skipped.update(found.skipped)
-        offsets = [0, len(found.tokens)]
+        sentences = read_c4(files, vocabulary, TRAIN_LENGTH, arguments.sentences, split, show)
+        skipped.update(sentences.skipped)
+        offsets = [0, len(sentences.tokens)]
         data = FederatedData.from_arrays(
-            {"tokens": found.tokens}, offsets=offsets, client_ids=["c4"]
+            {"tokens": sentences.tokens}, offsets=offsets, client_ids=["c4"]
         )
         return {"distillation": data, "vocabulary": text["vocabulary"]}
 

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    """Checks the source, and says what the manifest records of it."""
     if arguments.source == "tfds":
         return cifar.tfds_source(cifar.CIFAR10, "cifar10", arguments, splits_of)
     return cifar.file_source(cifar.CIFAR10, arguments, show, splits_of)

@@ -114,11 +114,9 @@ def tff_source(arguments: argparse.Namespace, show: preparation.Show) -> prepara
     preparation.check_is_file(path)
     show(path.name, 0.0)
     sha256 = preparation.file_checksum(path, "sha256")
-    difference = None
-    unverified = arguments.accept_unverified
-    if path.name.endswith(".lzma"):
-        difference = tff_difference(path, sha256)
-        unverified = difference is not None
+    is_compressed = path.name.endswith(".lzma")
+    difference = tff_difference(path, sha256) if is_compressed else None
+    unverified = difference is not None if is_compressed else arguments.accept_unverified
     if difference and not arguments.accept_unverified:
         raise ValueError(f"{difference}; --accept-unverified reads it all the same")
 

@@ -68,25 +68,25 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
         show("reading articles", 0.0)
         news = mind.read_news(*folders.values())
         show("reading impressions", 0.1)
-        read = {
+        impressions = {
             name: mind.read_impressions(folder, news.numbers) for name, folder in folders.items()
         }
-        for counts in (news.skipped, *(each.skipped for each in read.values())):
-            skipped.update(counts)
+        for source in (news, *impressions.values()):
+            skipped.update(source.skipped)
         show("dealing users", 0.6)
         shares = SHARES_BESIDE_EVALUATION if arguments.evaluation else SHARES
-        rows = mind.deal_users(read["source"].users, shares, arguments.seed)
-        splits = {"train": mind.training_examples(read["source"], rows.pop("train"))}
-        for name, own in rows.items():
-            splits[name] = mind.evaluation_examples(read["source"], own)
-        if "evaluation" in read:
-            everything = np.arange(len(read["evaluation"].users))
-            splits["test"] = mind.evaluation_examples(read["evaluation"], everything)
+        rows = mind.deal_users(impressions["source"].users, shares, arguments.seed)
+        splits = {"train": mind.training_examples(impressions["source"], rows.pop("train"))}
+        for name, indices in rows.items():
+            splits[name] = mind.evaluation_examples(impressions["source"], indices)
+        if "evaluation" in impressions:
+            everything = np.arange(len(impressions["evaluation"].users))
+            splits["test"] = mind.evaluation_examples(impressions["evaluation"], everything)
         show("learning word pieces", 0.8)
         columns = splits["train"].columns.values()
-        seen = np.unique(np.concatenate([np.unique(column) for column in columns]))
+        articles = np.unique(np.concatenate([np.unique(column) for column in columns]))
         vocabulary = piece_preparation.vocabulary_for(
-            arguments, [news.titles[article] for article in seen if article]
+            arguments, [news.titles[article] for article in articles if article]
         )
         tokens = vocabulary.encode(news.titles, arguments.length).astype(np.int32)
         tokens[0] = 0  # stands for no article and is all padding

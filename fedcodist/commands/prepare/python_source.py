@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    """Reads the library, and says what the manifest records of it."""
     check_values(arguments)
     source = read_python_source(arguments.source, show)
     recorded: dict[str, Any] = {

@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_source(arguments: argparse.Namespace, show: preparation.Show) -> preparation.Source:
+    """Reads the posts, and says what the manifest records of them."""
     check_values(arguments)
     posts = read_posts(arguments.source, show)
     recorded = {"posts": posts.read, "skipped": posts.skipped, "sha256": posts.sha256}

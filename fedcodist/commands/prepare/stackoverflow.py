@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def open_source(
     arguments: argparse.Namespace, work: Path, show: preparation.Show
 ) -> preparation.Source:
+    """Checks the arguments and the file, and says what the manifest records; `build` reads the file."""
     settings = Settings(**{name: getattr(arguments, name) for name in Settings._fields})
     check_settings(settings)
     if arguments.processes < 1:
@@ -95,17 +96,17 @@ def open_source(
         "sha256": preparation.file_checksum(Path(arguments.source), "sha256"),
     }
     digest = hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
-    own = work / digest[:16]
+    shards = work / digest[:16]
     skipped: dict[str, int] = {}
 
     def build(show: preparation.Show) -> Mapping[str, Any]:
-        for other in work.glob("*"):
-            if other != own:  # shards of another source, or of other arguments
-                shutil.rmtree(other)
-        own.mkdir(parents=True, exist_ok=True)
+        for folder in work.glob("*"):
+            if folder != shards:  # those of another source, or of other arguments
+                shutil.rmtree(folder)
+        shards.mkdir(parents=True, exist_ok=True)
         try:
-            reader = opened(arguments, own, show)
-            prepared = prepare_stackoverflow(reader, settings, own, arguments.processes, show)
+            reader = opened(arguments, shards, show)
+            prepared = prepare_stackoverflow(reader, settings, shards, arguments.processes, show)
         except ValueError:
             shutil.rmtree(work, ignore_errors=True)  # to continue would not help
             raise
