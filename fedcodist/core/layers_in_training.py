@@ -1,4 +1,4 @@
-"""Finds layers, such as dropout, that do not hear of training: they are in one mode all the time."""
+"""Finds layers, such as dropout, that are in the same mode in training and in evaluation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -82,8 +82,8 @@ def linen_layers_off(init: Init, apply: Apply, batch: Mapping[str, Any]) -> list
         jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     except (InvalidRngError, ModifyScopeVariableError) as error:
         raise ValueError(
-            f"module must be told of training by a parameter `{TRAIN}`, and tell its layers: one is in "
-            f"evaluation as in training. {str(error).splitlines()[0]}"
+            f"module must have a parameter `{TRAIN}` and pass it to its layers: one layer is in the "
+            f"same mode in training and in evaluation. {str(error).splitlines()[0]}"
         ) from error
     return off
 

@@ -255,14 +255,14 @@ def from_flax_nnx(
     _check_inputs(inputs, example)
     template: Any = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
     call = read_call(
-        "create", template, template.__call__, (TRAIN, "mask", "axis_name"), has_modes=True
+        "create's module", template, template.__call__, (TRAIN, "mask", "axis_name"), has_modes=True
     )
     modules = [module for _, module in nnx.iter_modules(template)]
     if TRAIN not in call.accepted:
         for module in modules:
             # The attributes in MODES are set by NNX's `train()` and `eval()`.
             attributes = {n: v for n, v in vars(module).items() if n not in MODES}
-            check_attributes("create", module, attributes)
+            check_attributes("create's module", module, attributes)
     graphs: dict[bool, Any] = {}
     for train in (True, False):
         template.train() if train else template.eval()
@@ -297,7 +297,9 @@ def from_flax_nnx(
 
     example_batch = _as_batch(example, inputs)
     if TRAIN not in call.accepted:
-        check_layers_train("create", template, nnx_layers_off(modules, init, apply, example_batch))
+        check_layers_train(
+            "create's module", template, nnx_layers_off(modules, init, apply, example_batch)
+        )
     return _finish(init, apply, loss, metrics, example_batch)
 
 

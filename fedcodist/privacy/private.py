@@ -351,7 +351,7 @@ def noised_mean(
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))
             share_within = draw / jnp.maximum(count, 1) + 0.5
             if expected_clients is None:
-                # Of a secure sum that was discarded nothing is known, and the bound stays.
+                # A discarded secure sum gives no count, so the bound does not change.
                 share_within = jnp.where(weight > 0, share_within, adaptive.quantile)
         if "extra" in bounds:
             noisy = with_noise("extra", bounds["extra"])

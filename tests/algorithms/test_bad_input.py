@@ -113,7 +113,7 @@ class TestPools:
         method = scaffold(pools["small"].method.model, 9)
         with pytest.raises(ValueError) as error:
             build(pools | {"small": pools["small"]._replace(method=method)})
-        _assert_one_line(error, "pools['small'].method", "8 clients, its num_clients is 9")
+        _assert_one_line(error, "pools['small'].method", "num_clients=8, the pool's, got 9")
 
     def test_a_cohort_size_that_is_no_integer(self, build):
         with pytest.raises(TypeError) as error:

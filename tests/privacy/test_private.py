@@ -623,7 +623,7 @@ FIXED = private(AVERAGING, CLIP, 1.0)
         ),
         (
             lambda: one_pool(FIXED, 2, PoissonCohort()),
-            "must be private with expected_clients=2: the number of clients in a Poisson cohort",
+            "must be private with expected_clients=2: otherwise the size of a Poisson cohort",
         ),
         (lambda: one_pool(POISSON, 3), "expected_clients=3, the pool's cohort_size, got 2."),
         (

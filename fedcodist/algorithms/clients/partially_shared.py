@@ -239,7 +239,8 @@ def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
     fields = getattr(message, "_fields", ())
     if not method.sends_models:
         raise ValueError(
-            f"method must send how far its clients came from its model, got {method.name}."
+            "method's clients must send the received model minus the trained one, got "
+            f"{method.name}."
         )
     if not method.reduce.is_mean:
         raise ValueError(

@@ -278,7 +278,7 @@ def check_pool(where: str, pool: Pool) -> Pool:
         )
     if pool.method.num_clients not in (None, clients.size):
         raise ValueError(
-            f"{where}.method must be told of the pool's {clients.size} clients, its num_clients is "
+            f"{where}.method must be made with num_clients={clients.size}, the pool's, got "
             f"{pool.method.num_clients}."
         )
     checked = pool._replace(clients=clients)
@@ -305,8 +305,8 @@ def _check_cohorts(where: str, pool: Pool) -> None:
     expected = pool.method.privacy.expected_clients
     if pool.poisson is not None and expected is None:
         raise ValueError(
-            f"{where}.method must be private with expected_clients={pool.cohort_size}: the number of "
-            "clients in a Poisson cohort would tell of each."
+            f"{where}.method must be private with expected_clients={pool.cohort_size}: otherwise the "
+            "size of a Poisson cohort shows whether a client took part."
         )
     if expected not in (None, pool.cohort_size):
         raise ValueError(

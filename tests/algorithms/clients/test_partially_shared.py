@@ -501,7 +501,7 @@ def test_the_two_parts_make_the_whole():
         ),
         (
             lambda: partially_shared(fetch_sgd(MODEL), "head"),
-            r"^method must send how far its clients came from its model, got fetch_sgd",
+            r"^method's clients must send the received model minus the trained one, got fetch_sgd",
         ),
         (
             lambda: partially_shared(compressed(averaging(), 3, quantisation(8)), "head"),
