@@ -169,8 +169,8 @@ def fixed_point_reduce(
         if not dropout:
             return aggregate
         size = vector_bytes(sum(leaf.size for leaf in _sent_leaves(total)), bits)
-        told = dropout_metrics(total.attendance.values, num_clients, size)
-        return aggregate._replace(metrics={**aggregate.metrics, **told})
+        metrics = dropout_metrics(total.attendance.values, num_clients, size)
+        return aggregate._replace(metrics={**aggregate.metrics, **metrics})
 
     def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)

@@ -146,7 +146,7 @@ def hidden_distance(
             inputs = by_input("attention maps", *layers)
             for (target, state), is_real in zip(inputs, real, strict=False):
                 if target.shape[1] != state.shape[1]:
-                    target, state = (each.mean(axis=1, keepdims=True) for each in (target, state))
+                    target, state = (maps.mean(axis=1, keepdims=True) for maps in (target, state))
                 mask = None
                 if is_real is not None:  # a real token's attention to a real token
                     mask = (is_real[..., :, None] & is_real[..., None, :])[:, None]

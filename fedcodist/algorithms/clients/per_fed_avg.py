@@ -131,10 +131,12 @@ def per_fed_avg(
                     return (value, mutable), gradient
 
                 # The Hessian on D'' times that gradient, by the difference of two gradients.
-                at = lambda scale: differentiate(
+                gradient_at = lambda scale: differentiate(
                     along(w, scale, gradient), mutable, *parts[2], key_of(2)
                 )[1]
-                product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), at(delta), at(-delta))
+                product = jax.tree.map(
+                    lambda a, b: (a - b) / (2 * delta), gradient_at(delta), gradient_at(-delta)
+                )
                 return (value, mutable), along(gradient, -alpha, product)
 
             return differentiated

@@ -42,7 +42,7 @@ def memory_notes(
         return ()
     sizes = {name: tree_bytes(variable_shapes(group.model)) for name, group in groups.items()}
     needed = sum(schedule.num_slots[name] * size for name, size in sizes.items())
-    parts = ", ".join(
+    breakdown = ", ".join(
         f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
         for name, size in sizes.items()
     )
@@ -51,12 +51,12 @@ def memory_notes(
     if needed > allowed:
         raise ValueError(
             "distillation.exchange.checkpoints_per_client: the checkpoints in clients' buffers need "
-            f"{_mib(needed)} ({parts}) and may take {_mib(allowed)} of "
+            f"{_mib(needed)} ({breakdown}) and may take {_mib(allowed)} of "
             f"{'the host' if on_host else 'a device'}; fewer checkpoints or fewer seeds "
             f"need less{'' if on_host else ', and checkpoints_on may be host'}."
         )
     place = " on the host" if on_host else ""
-    return (f"checkpoints in the clients' buffers: {_mib(needed)}{place} ({parts})",)
+    return (f"checkpoints in the clients' buffers: {_mib(needed)}{place} ({breakdown})",)
 
 
 def communication(

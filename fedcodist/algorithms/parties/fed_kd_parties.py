@@ -135,7 +135,11 @@ def fed_kd_parties(
             teacher=group.model,
             student=student,
             map_shapes=map_shapes(
-                *(group.model, student, columns, training, mutual),
+                group.model,
+                student,
+                columns,
+                training,
+                mutual,
                 f"groups[{architecture!r}].model",
             ),
             exchange=epoch_delta(training),
@@ -173,11 +177,11 @@ def fed_kd_parties(
             model: Model, shared: Variables, party: FedKDParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
             # Groups that share a model have equal settings too.
-            own = next(clients[name] for name, group in groups.items() if group.model is model)
+            of_group = next(clients[name] for name, group in groups.items() if group.model is model)
             kept = FedKDClientState(party.variables, party.maps, party.optimizers, jnp.array(True))
             # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, and the
             # student along that of L_s.
-            result = own.train(shared, kept, data, key, FedKDHyper(*hyper))
+            result = of_group.train(shared, kept, data, key, FedKDHyper(*hyper))
             # The teacher stays here; the student's change is sent, compressed.
             sent, memory = result.update, party.memory
             metrics = {}

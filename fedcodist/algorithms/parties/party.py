@@ -284,9 +284,9 @@ def init_models(
     """
 
     def stack(group: PartyGroup) -> Variables:
-        own = lambda client: group.model.init(keys.derive(key, "init", client))
+        initial_model = lambda client: group.model.init(keys.derive(key, "init", client))
         clients = np.full_like(group.clients, group.clients[0]) if same_start else group.clients
-        return jax.vmap(own)(jnp.asarray(clients))
+        return jax.vmap(initial_model)(jnp.asarray(clients))
 
     return {name: stack(group) for name, group in groups.items()}
 

@@ -167,9 +167,9 @@ def mutual_divergence(exits: tuple[jax.Array, ...]) -> jax.Array:
     """
     divergence, total = kl_divergence("forward"), jnp.zeros(exits[0].shape[0], exits[0].dtype)
     targets = [softened_target(jax.lax.stop_gradient(logits), 1.0) for logits in exits]
-    for own, logits in enumerate(exits):
-        for other, target in enumerate(targets):
-            if other != own:
+    for index, logits in enumerate(exits):
+        for other_index, target in enumerate(targets):
+            if other_index != index:
                 total = total + divergence(logits, target) / (len(exits) - 1)
     return total
 
@@ -178,7 +178,7 @@ def _exits(outputs: Any) -> tuple[jax.Array, ...]:
     """The exits' logits, of 16 bits as float32; raises TypeError for a network without exits."""
     if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
         raise TypeError("DepthFL's networks must have exits, as `with_exits` makes them.")
-    if any(getattr(each, "shape", None) != outputs.logits.shape for each in outputs.hidden):
+    if any(getattr(logits, "shape", None) != outputs.logits.shape for logits in outputs.hidden):
         raise TypeError(
             "DepthFL's networks must return exits' logits [batch, classes] as `hidden`, got layers of "
             "another shape."

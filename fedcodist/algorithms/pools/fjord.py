@@ -192,7 +192,12 @@ def _client_update(
             return of_full + (1 - alpha) * of_drawn + alpha * towards_full
 
         trained = train_client(
-            *(ordered, training, message, data, key, hyper.client_learning_rate),
+            ordered,
+            training,
+            message,
+            data,
+            key,
+            hyper.client_learning_rate,
             loss_hook=loss if distilled else None,
         )
         return client_result(message, trained, weight=data.size, client_state=client_state)
@@ -210,12 +215,12 @@ def _widths(
     for level, network in networks.items():
         counts = counts_of(shapes, variable_shapes(network).params, units)
         widths[level] = {group: count.kept for group, count in counts.items()}
-    for one, width in widths.items():
-        for other, another in widths.items():
-            if not (_lies_within(width, another) or _lies_within(another, width)):
+    for level, width in widths.items():
+        for other_level, other_width in widths.items():
+            if not (_lies_within(width, other_width) or _lies_within(other_width, width)):
                 raise ValueError(
-                    f"levels must lie within one another, but {one!r} has {width} units and {other!r} "
-                    f"{another}."
+                    f"levels must lie within one another, but {level!r} has {width} units and "
+                    f"{other_level!r} {other_width}."
                 )
     return widths
 

@@ -162,7 +162,11 @@ def algorithm_of_levels(
     is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
     start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
     algorithm = assemble(
-        *(name, pools, columns, hyper, round_),
+        name,
+        pools,
+        columns,
+        hyper,
+        round_,
         servers=same,
         has_server=False,
         hyper_of_methods=same,

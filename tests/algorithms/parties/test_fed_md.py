@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.parties import fed_md as fed_md_module
-from fedcodist.algorithms.parties.alignment import Alignment, sent
+from fedcodist.algorithms.parties.alignment import Alignment, message_of_scores
 from fedcodist.algorithms.parties.digest_and_revisit import mean_absolute_error
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
@@ -553,7 +553,7 @@ def test_nothing_but_scores_leaves_a_party():
     data = ClientData({"image": images}, scalar, scalar, scalar, 5000, False)
     with jax.enable_x64(False):
         variables = jax.eval_shape(model.init, jax.random.key(0))
-        say = lambda variables, data: sent(model, variables, 1.0, data, DIGEST, 500)
+        say = lambda variables, data: message_of_scores(model, variables, 1.0, data, DIGEST, 500)
         result = jax.eval_shape(say, variables, data)
     leaves = jax.tree.leaves(result._replace(weight=None))
     assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [((5000, 16), jnp.float32)]
@@ -605,7 +605,7 @@ def test_what_is_sent_is_of_evaluation_mode():
     batch = {"image": jnp.asarray(draw.normal(size=(7, *shape)))}
     count = jnp.asarray(7)
     data = ClientData(batch, jnp.asarray(0), count, count, 7, False)
-    found = sent(model, variables, 1.0, data, DIGEST, batch_size=3)
+    found = message_of_scores(model, variables, 1.0, data, DIGEST, batch_size=3)
     expected = model.apply(variables, batch, train=False)[0]
     np.testing.assert_allclose(found.sends, expected, rtol=1e-6)
     in_training = model.apply(
