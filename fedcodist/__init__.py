@@ -61,7 +61,7 @@ _MODULE_OF = {
     "Generator": "algorithms.parties.head_generator",
     "HeadDistillation": "algorithms.graph.mhd_losses",
     "HeteroFLAdjustments": "algorithms.pools.hetero_fl",
-    "HeteroFLLevel": "algorithms.pools.hetero_fl",
+    "HeteroFLLevel": "algorithms.pools.levels",
     "KeepBest": "run.stopping",
     "KTpFLHyper": "algorithms.parties.kt_pfl",
     "LGFedAvgHyper": "algorithms.parties.lg_fed_avg",

@@ -15,8 +15,8 @@ from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.client_methods import (

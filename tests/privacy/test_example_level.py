@@ -21,7 +21,8 @@ from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fed_tgp import fed_tgp
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.pools.fed_rolex import fed_rolex
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import hetero_fl
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP

@@ -31,8 +31,9 @@ from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool

@@ -17,19 +17,20 @@ from fedcodist.algorithms.clients.fed_avg import (
     learning_rates,
     uniform_weight,
 )
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.levels import (
+    HeteroFLLevel,
     algorithm_of_levels,
     always,
+    check_levels,
     level_method,
-    mean_and_owners,
+    mean_and_holders,
     naming_level,
     part_of_leaves,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_columns, check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
@@ -40,7 +41,6 @@ from fedcodist.core.model import (
     Batch,
     Model,
     Variables,
-    check_stateless,
     in_float32,
     variable_shapes,
 )
@@ -101,12 +101,9 @@ def depth_fl(
       TypeError: a network without exits.
     """
     check_arguments(depth_fl, locals())
-    check_stateless("model", model)
-    check_columns("columns", columns)
+    check_levels(model, levels, columns)
     check_integer("ramp_up", ramp_up, low=0)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
-    if not levels:
-        raise ValueError("levels must hold at least one level, got none.")
     averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     whole, shapes = averaging._replace(hyper=hyper), variable_shapes(model).params
     pools, parts = {}, {}
@@ -116,7 +113,7 @@ def depth_fl(
             part = part_of_leaves(shapes, variable_shapes(settings.model).params)
         parts[level] = always(part)
         update = _client_update(settings.model, training)
-        method = level_method(whole, settings.model, parts[level], update, mean_and_owners())
+        method = level_method(whole, settings.model, parts[level], update, mean_and_holders())
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
 
     def of_round(hyper: DepthFLHyper, round: jax.Array) -> DepthFLHyper:

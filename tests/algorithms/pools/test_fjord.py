@@ -18,8 +18,8 @@ from fedcodist.algorithms.pools.fjord import (
     fjord,
     with_ordered_dropout,
 )
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.communication import tree_bytes

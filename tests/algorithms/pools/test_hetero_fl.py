@@ -13,13 +13,10 @@ from on_one_device import after_one_round
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.hetero_fl import (
-    HeteroFLAdjustments,
-    HeteroFLLevel,
-    hetero_fl,
-)
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, hetero_fl
 from fedcodist.algorithms.pools.hetero_fl_parts import classes_of, scaled_by_share
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
