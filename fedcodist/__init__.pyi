@@ -102,9 +102,9 @@ from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools as fed_sdd_po
 from fedcodist.algorithms.pools.fjord import FjordHyper as FjordHyper
 from fedcodist.algorithms.pools.fjord import fjord as fjord
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments as HeteroFLAdjustments
-from fedcodist.algorithms.pools.levels import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools as independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.merged_codistillation import MergedHyper as MergedHyper
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation as merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation as periodic_codistillation
