@@ -122,6 +122,9 @@ from fedcodist.core.aggregation import ClientResult as ClientResult
 from fedcodist.core.aggregation import Reduce as Reduce
 from fedcodist.core.example_losses import per_example as per_example
 from fedcodist.core.for_each_client import Execution as Execution
+from fedcodist.core.from_haiku import from_haiku as from_haiku
+from fedcodist.core.from_linen import from_flax_linen as from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx as from_flax_nnx
 from fedcodist.core.local_steps import StepTraining as StepTraining
 from fedcodist.core.local_training import LocalTraining as LocalTraining
 from fedcodist.core.local_training import train_client as train_client
@@ -129,9 +132,6 @@ from fedcodist.core.method import FederatedAlgorithm as FederatedAlgorithm
 from fedcodist.core.method import FederatedMethod as FederatedMethod
 from fedcodist.core.model import Model as Model
 from fedcodist.core.model import Variables as Variables
-from fedcodist.core.model import from_flax_linen as from_flax_linen
-from fedcodist.core.model import from_flax_nnx as from_flax_nnx
-from fedcodist.core.model import from_haiku as from_haiku
 from fedcodist.core.precision import in_bfloat16 as in_bfloat16
 from fedcodist.core.rematerialisation import rematerialised as rematerialised
 from fedcodist.core.schedules import exponential_decay as exponential_decay

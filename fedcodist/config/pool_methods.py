@@ -52,8 +52,9 @@ from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
-from fedcodist.core.model import Model, from_flax_linen
+from fedcodist.core.model import Model
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.divergences import DIVERGENCES, KL, Divergence

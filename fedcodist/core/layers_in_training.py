@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from fedcodist.core import keys
+from fedcodist.core.model import Variables
 from fedcodist.core.training_flag import (
     TRAIN,
     check_layers_train,
@@ -16,9 +17,9 @@ from fedcodist.core.training_flag import (
 
 PyTree = Any
 MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
-# `init` and `apply` of a Model, whose module imports this one: key -> Variables, and
+# `init` and `apply` of a Model: key -> Variables, and
 # (variables, batch, *, train=False, key=None) -> (outputs, mutable).
-Init = Callable[[jax.Array], Any]
+Init = Callable[[jax.Array], Variables]
 Apply = Callable[..., tuple[Any, PyTree]]
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.models.exits import Exits, with_exits
 from fedcodist.models.headed import headed
 from fedcodist.models.multi_headed import multi_headed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from never_in_training import REFUSAL, NeverInTraining
 
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.headed import (

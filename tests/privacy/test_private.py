@@ -44,10 +44,10 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import for_each_client
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED

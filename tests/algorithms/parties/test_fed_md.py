@@ -18,10 +18,11 @@ from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, _client_update, run_parties
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.core.shuffling import stratified_sample
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.fed_md import FedMDNetwork

@@ -16,8 +16,8 @@ from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data

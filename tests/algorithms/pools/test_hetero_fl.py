@@ -24,9 +24,9 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.run.programs import AXIS, build_programs, replicate
