@@ -134,9 +134,8 @@ def per_fed_avg(
                 gradient_at = lambda scale: differentiate(
                     along(w, scale, gradient), mutable, *parts[2], key_of(2)
                 )[1]
-                product = jax.tree.map(
-                    lambda a, b: (a - b) / (2 * delta), gradient_at(delta), gradient_at(-delta)
-                )
+                above, below = gradient_at(delta), gradient_at(-delta)
+                product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), above, below)
                 return (value, mutable), along(gradient, -alpha, product)
 
             return differentiated
