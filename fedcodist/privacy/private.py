@@ -362,8 +362,8 @@ def noised_mean(
         safe = jnp.where(count > 0, count, 1)
         mean = lambda tree: jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), tree)
         mutable = moved_statistics(message.mutable, mean(change))
-        one = ClientResult(mean(update), mutable, count, None, {}, extra)
-        aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
+        mean_result = ClientResult(mean(update), mutable, count, None, {}, extra)
+        aggregate = reduce.finalize(reduce.prepare(mean_result, key), message.inner, key)
         if adaptive is None and noise is None:
             return aggregate
         return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within, noise))

@@ -148,8 +148,10 @@ def per_fed_avg(
 
         # The client predicts with the received model after one step on all its examples.
         slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
-        kept = with_personal_model(received._replace(params=along(received.params, -alpha, slope)))
-        return client_result(message, trained, weight=uniform_weight(data), client_state=kept)
+        next_state = with_personal_model(
+            received._replace(params=along(received.params, -alpha, slope))
+        )
+        return client_result(message, trained, weight=uniform_weight(data), client_state=next_state)
 
     return averaging._replace(
         name="per_fed_avg",

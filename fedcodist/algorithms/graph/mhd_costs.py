@@ -125,12 +125,12 @@ def _prediction_bytes(
     _, levels, classes = outputs.logits.shape
     # Heads k - 1 teach heads k, so the last head is sent only if candidates include the same level.
     same_level, _ = CANDIDATES[distillation.candidates]
-    sent = levels if same_level and levels > 1 else levels - 1
+    levels_sent = levels if same_level and levels > 1 else levels - 1
     count = distillation.top_predictions or classes
     # If all probabilities are sent, they need no indices of classes.
     index_bytes = 0 if count == classes else np.min_scalar_type(classes - 1).itemsize
     of_embedding = tree_bytes(outputs.embedding) if sends_embeddings else 0
-    return sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
+    return levels_sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
 
 
 def _teaching_shares(schedule: ExchangeSchedule, num_rounds: int) -> list[Fraction]:

@@ -160,8 +160,8 @@ def fed_sdd(
         )
         # These models, before distillation, replace those of round t - R in the buffer.
         newest = stacked_models(groups, models)
-        kept = with_newest(state.buffer, state.weights, newest, round.index)
-        state = FedSDDState(models, *kept)
+        buffer, weights = with_newest(state.buffer, state.weights, newest, round.index)
+        state = FedSDDState(models, buffer, weights)
         if distillation.steps:
 
             def teach(models: dict[str, PyTree]) -> dict[str, PyTree]:

@@ -286,9 +286,9 @@ def check_pool(where: str, pool: Pool) -> Pool:
     return checked
 
 
-def check_no_methods(field: str, given: Any) -> None:
+def check_no_methods(field: str, hyper_of_methods: Any) -> None:
     """Raises ValueError for hyper-parameters beside those that the pools' methods bring along."""
-    if given:
+    if hyper_of_methods:
         raise ValueError(
             f"hyper.{field} must be left out: the hyper-parameters of a pool's method are those with "
             "which it was made."
