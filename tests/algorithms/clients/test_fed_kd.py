@@ -691,8 +691,8 @@ def made(teacher=LARGE, student=SMALL, **options):
             made(network((5, 4, 4)), network((4, 4))),
             "student's number of layers with hidden states must divide the teacher's 3, got 2",
         ),
-        (made(SMALL, LARGE), "as divide the teacher's 2, got 4"),
-        (made(LARGE, network((3,), shows_layers=False)), "as divide the teacher's 4, got 0"),
+        (made(SMALL, LARGE), "must divide the teacher's 2, got 4"),
+        (made(LARGE, network((3,), shows_layers=False)), "must divide the teacher's 4, got 0"),
         (
             made(network((3,)), network((8,)), mutual=MutualLosses(hidden_map="identity")),
             "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
