@@ -144,8 +144,8 @@ def prepare(teachers: int, network: str, batch: int, steps: int):
     import numpy as np
     import optax
 
+    from fedcodist.core.from_linen import from_flax_linen
     from fedcodist.core.inputs import Examples
-    from fedcodist.core.model import from_flax_linen
     from fedcodist.data import augmentation
     from fedcodist.distillation.divergences import kl_divergence, softened
     from fedcodist.distillation.divergences import softened_target as target

@@ -161,8 +161,8 @@ def make_workload(workload: str, federated, num_unlabelled: int):
     from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
     from fedcodist.algorithms.pools.pool import Pool
+    from fedcodist.core.from_linen import from_flax_linen
     from fedcodist.core.local_training import LocalTraining
-    from fedcodist.core.model import from_flax_linen
     from fedcodist.data import augmentation
     from fedcodist.distillation.settings import Distillation
     from fedcodist.models import cnn

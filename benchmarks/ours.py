@@ -344,8 +344,8 @@ def make_fed_md(inputs: work.Inputs):
     from fedcodist.algorithms.parties.groups import PartyGroup
     from fedcodist.algorithms.parties.party import everybody
     from fedcodist.algorithms.parties.shared_examples import PUBLIC
+    from fedcodist.core.from_linen import from_flax_linen
     from fedcodist.core.local_training import LocalTraining
-    from fedcodist.core.model import from_flax_linen
     from fedcodist.models.fed_md import FedMDNetwork, output_penalty
 
     adam = functools.partial(optax.adam, eps=work.PARTY_EPSILON)
@@ -593,8 +593,8 @@ def make_pool(inputs: work.Inputs, name: str):
 
     from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
     from fedcodist.algorithms.pools.pool import Pool
+    from fedcodist.core.from_linen import from_flax_linen
     from fedcodist.core.local_training import LocalTraining
-    from fedcodist.core.model import from_flax_linen
     from fedcodist.data.augmentation import image_preprocess, normalise
     from fedcodist.privacy.private import private
     from fedcodist.text.next_token import language_model, next_tokens

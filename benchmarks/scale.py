@@ -351,8 +351,8 @@ def make_algorithm(configuration: Configuration, federated):
     from fedcodist.algorithms.pools.independent_pools import independent_pools
     from fedcodist.algorithms.pools.pool import Pool
     from fedcodist.core.for_each_client import Execution
+    from fedcodist.core.from_linen import from_flax_linen
     from fedcodist.core.local_training import LocalTraining
-    from fedcodist.core.model import from_flax_linen
     from fedcodist.core.precision import in_bfloat16
     from fedcodist.core.rematerialisation import rematerialised
     from fedcodist.models import cnn, digits

@@ -102,9 +102,9 @@ from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools as fed_sdd_po
 from fedcodist.algorithms.pools.fjord import FjordHyper as FjordHyper
 from fedcodist.algorithms.pools.fjord import fjord as fjord
 from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments as HeteroFLAdjustments
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.hetero_fl import hetero_fl as hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools as independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel as HeteroFLLevel
 from fedcodist.algorithms.pools.merged_codistillation import MergedHyper as MergedHyper
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation as merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation as periodic_codistillation
@@ -122,6 +122,9 @@ from fedcodist.core.aggregation import ClientResult as ClientResult
 from fedcodist.core.aggregation import Reduce as Reduce
 from fedcodist.core.example_losses import per_example as per_example
 from fedcodist.core.for_each_client import Execution as Execution
+from fedcodist.core.from_haiku import from_haiku as from_haiku
+from fedcodist.core.from_linen import from_flax_linen as from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx as from_flax_nnx
 from fedcodist.core.local_steps import StepTraining as StepTraining
 from fedcodist.core.local_training import LocalTraining as LocalTraining
 from fedcodist.core.local_training import train_client as train_client
@@ -129,9 +132,6 @@ from fedcodist.core.method import FederatedAlgorithm as FederatedAlgorithm
 from fedcodist.core.method import FederatedMethod as FederatedMethod
 from fedcodist.core.model import Model as Model
 from fedcodist.core.model import Variables as Variables
-from fedcodist.core.model import from_flax_linen as from_flax_linen
-from fedcodist.core.model import from_flax_nnx as from_flax_nnx
-from fedcodist.core.model import from_haiku as from_haiku
 from fedcodist.core.precision import in_bfloat16 as in_bfloat16
 from fedcodist.core.rematerialisation import rematerialised as rematerialised
 from fedcodist.core.schedules import exponential_decay as exponential_decay

@@ -21,7 +21,8 @@ from fedcodist.config.referenced_networks import (
 )
 from fedcodist.config.references import choice_or_reference, is_reference
 from fedcodist.core.checks import check_number
-from fedcodist.core.model import Model, from_flax_linen, variable_shapes
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Model, variable_shapes
 from fedcodist.models import cnn, digits, exits, resnet
 from fedcodist.models.headed import headed
 

@@ -36,8 +36,9 @@ from fedcodist.config.referenced_networks import classes_of, example_of, referen
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import algorithm_entry, function_of
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.model import Model, Variables
 from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.models import htfl
 from fedcodist.models.fed_md import (

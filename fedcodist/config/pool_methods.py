@@ -16,8 +16,8 @@ from fedcodist.algorithms.pools.codistillation import TeachingHyper
 from fedcodist.algorithms.pools.fed_df_validation import FedDFValidation
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching
 from fedcodist.algorithms.pools.grouped_models import group_sizes_of
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.client_methods import (
@@ -53,8 +53,9 @@ from fedcodist.config.secure_sum import with_secure_sum
 from fedcodist.core import keys
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
-from fedcodist.core.model import Model, from_flax_linen
+from fedcodist.core.model import Model
 from fedcodist.data import augmentation
 from fedcodist.data.partition import capacity_pools
 from fedcodist.distillation.divergences import DIVERGENCES, KL, Divergence

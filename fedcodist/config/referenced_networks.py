@@ -23,7 +23,10 @@ from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core import keys
-from fedcodist.core.model import Model, from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
+from fedcodist.core.model import Model
 
 _ALLOWED = "a fedcodist.Model, a Flax linen or NNX module, or a Haiku function"
 

@@ -119,6 +119,16 @@ def weighted_mean() -> Reduce:
     return Reduce(prepare, finalize, is_mean=True)
 
 
+def divided_by_holders(total: PyTree, holders: PyTree) -> PyTree:
+    """The mean of every parameter over its holders, the clients that had it; 0 if no client had it.
+
+    Args:
+      total: the weighted sum over the holders.
+      holders: of the same structure and shapes, the sum of the holders' weights.
+    """
+    return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, holders)
+
+
 def mask_of_round(
     reduce: Reduce, clients: jax.Array, key: jax.Array, present: jax.Array | None = None
 ) -> Callable[[PyTree, jax.Array], PyTree] | None:

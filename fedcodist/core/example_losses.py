@@ -66,12 +66,12 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
       ValueError, TypeError: names the loss, if it has another shape or is of integers.
       Exception: of the loss itself, with a note that names it.
     """
-    with _noting(name):
+    with _with_note(name):
         values = loss(outputs, batch)
     _check_values(name, values, number_of_examples(batch))
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
-    _check_apart(name, loss, outputs, batch)
+    _check_examples_do_not_mix(name, loss, outputs, batch)
     return values
 
 
@@ -86,9 +86,9 @@ def checked_statistic(
       Exception: of the metric itself, with a note that names it.
     """
     if isinstance(statistic, SummedMetric):
-        with _noting(f"metrics[{name!r}]"):
+        with _with_note(f"metrics[{name!r}]"):
             return _checked_sums(name, statistic, outputs, batch)
-    with _noting(f"metrics[{name!r}]"):
+    with _with_note(f"metrics[{name!r}]"):
         pair = statistic(outputs, batch)
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise WrongShape(
@@ -98,7 +98,9 @@ def checked_statistic(
     size = number_of_examples(batch)
     for part, values in zip(("values", "weights"), pair, strict=True):
         _check_values(f"metrics[{name!r}]'s {part}", values, size)
-    _check_apart(f"metrics[{name!r}]", lambda *case: statistic(*case)[0], outputs, batch)
+    _check_examples_do_not_mix(
+        f"metrics[{name!r}]", lambda *case: statistic(*case)[0], outputs, batch
+    )
     return pair[0], pair[1]
 
 
@@ -119,7 +121,7 @@ def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -
     return sums
 
 
-def _check_apart(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
+def _check_examples_do_not_mix(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
     """Raises WrongShape for a function that broadcasts a column of the batch against the outputs.
 
     Every example would be compared with all examples of the batch, padding too. Such a function does not
@@ -163,7 +165,7 @@ def _shapes_of(outputs: Any) -> str:
 
 
 @contextlib.contextmanager
-def _noting(name: str) -> Iterator[None]:
+def _with_note(name: str) -> Iterator[None]:
     """Adds the note "in NAME" to an error, for the message of `check_experiment`."""
     try:
         yield
@@ -227,16 +229,18 @@ def check_by_shape(
       ValueError, TypeError: names the loss or metric.
     """
     if loss is not None:
-        _check_guessed(lambda *case: checked_loss(loss, *case), cases)
+        _check_with_guessed_columns(lambda *case: checked_loss(loss, *case), cases)
     for name, statistic in metrics.items():
-        _check_guessed(lambda *case, n=name, s=statistic: checked_statistic(n, s, *case), cases)
+        _check_with_guessed_columns(
+            lambda *case, n=name, s=statistic: checked_statistic(n, s, *case), cases
+        )
 
 
-def _check_guessed(
+def _check_with_guessed_columns(
     check: Callable[[Any, Batch], Any], cases: Sequence[tuple[Mapping[str, Any], Any]]
 ) -> None:
     """Raises the error of `check` unless some guessed columns pass it, or none can be evaluated."""
-    refused: Exception | None = None
+    refused: WrongShape | None = None
     guesses = 0
     names: list[str] = []
     while True:
@@ -251,10 +255,10 @@ def _check_guessed(
                 for batch, outputs in cases:
                     columns = _guesses(batch, outputs)
                     guessed = {n: columns[k] for n, k in zip(names, kind, strict=True)}
-                    jax.eval_shape(lambda o, b: _noted(check, o, b), outputs, {**batch, **guessed})
+                    jax.eval_shape(check, outputs, {**batch, **guessed})
                 return
-            except _Refused as refusal:
-                refused = refused or refusal.error
+            except WrongShape as error:
+                refused = refused or error
             except KeyError as missing:
                 unknown = missing.args[0] if missing.args else None
                 break
@@ -266,21 +270,6 @@ def _check_guessed(
         if refused is not None and unknown is None:
             raise refused
         return
-
-
-class _Refused(Exception):
-    """A wrong shape, as distinct from errors of guessed columns that do not fit."""
-
-    def __init__(self, error: Exception):
-        super().__init__(str(error))
-        self.error = error
-
-
-def _noted(check: Callable[[Any, Batch], Any], outputs: Any, batch: Batch) -> Any:
-    try:
-        return check(outputs, batch)
-    except WrongShape as error:
-        raise _Refused(error) from None
 
 
 def _guesses(batch: Mapping[str, Any], outputs: Any) -> list[jax.ShapeDtypeStruct]:

@@ -11,8 +11,9 @@ from flax.linen.module import InterceptorContext
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import described
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.metrics import Statistic, accuracy
-from fedcodist.core.model import Batch, Model, Variables, from_flax_linen, in_float32
+from fedcodist.core.model import Batch, Model, Variables, in_float32
 from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any

@@ -1,4 +1,4 @@
-"""Finds layers, such as dropout, that do not hear of training: they are in one mode all the time."""
+"""Finds layers, such as dropout, that are in the same mode in training and in evaluation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from fedcodist.core import keys
+from fedcodist.core.model import Variables
 from fedcodist.core.training_flag import (
     TRAIN,
     check_layers_train,
@@ -16,9 +17,9 @@ from fedcodist.core.training_flag import (
 
 PyTree = Any
 MODES = ("deterministic", "use_running_average")  # attributes of Flax's layers
-# `init` and `apply` of a Model, whose module imports this one: key -> Variables, and
+# `init` and `apply` of a Model: key -> Variables, and
 # (variables, batch, *, train=False, key=None) -> (outputs, mutable).
-Init = Callable[[jax.Array], Any]
+Init = Callable[[jax.Array], Variables]
 Apply = Callable[..., tuple[Any, PyTree]]
 
 
@@ -82,8 +83,8 @@ def linen_layers_off(init: Init, apply: Apply, batch: Mapping[str, Any]) -> list
         jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
     except (InvalidRngError, ModifyScopeVariableError) as error:
         raise ValueError(
-            f"module must be told of training by a parameter `{TRAIN}`, and tell its layers: one is in "
-            f"evaluation as in training. {str(error).splitlines()[0]}"
+            f"module must have a parameter `{TRAIN}` and pass it to its layers: one layer is in the "
+            f"same mode in training and in evaluation. {str(error).splitlines()[0]}"
         ) from error
     return off
 

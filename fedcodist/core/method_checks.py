@@ -71,7 +71,11 @@ def check_method(
     result = traced(
         "method.client_update",
         lambda *arguments: _as_result(method.client_update(*arguments)),
-        *(message, client_state, data, key, hyper),
+        message,
+        client_state,
+        data,
+        key,
+        hyper,
         hint=f": the columns are {sorted(columns)} before preprocessing",
         about_none=keeps_none,
     )
@@ -109,7 +113,9 @@ def check_method(
         lambda result, message, key: _as_aggregate(
             method.reduce.finalize(method.reduce.prepare(result, key), message, key)
         ),
-        *(result, at_server, key),
+        result,
+        at_server,
+        key,
     )
     after = traced("method.server_update", method.server_update, server, aggregate, scalar, hyper)
     check_same("method.server_update must return a state as method.init makes it", server, after)
@@ -121,7 +127,8 @@ def check_method(
             lambda server, variables, reset=reset_optimizer: method.set_model(
                 server, variables, reset
             ),
-            *(server, variables),
+            server,
+            variables,
         )
         check_same("method.set_model must return a state as method.init makes it", server, after)
     return message, result

@@ -188,8 +188,8 @@ def check_layers_train(argument: str, network: Any, off: Iterable[str]) -> None:
     """
     if layer := next(iter(off), None):
         raise ValueError(
-            f"{argument} must be told of training by a parameter `{TRAIN}`, and tell its layers: "
-            f"{layer} of {name_of(network)} is in training as in evaluation."
+            f"{argument} must have a parameter `{TRAIN}` and pass it to its layers: {layer} of "
+            f"{name_of(network)} is in the same mode in training and in evaluation."
         )
 
 
@@ -220,8 +220,8 @@ def _is_flag(name: str) -> bool:
 
 def _wrong_flag(argument: str, network: Any, by: str) -> ValueError:
     return ValueError(
-        f"{argument} must be told of training by a parameter `{TRAIN}`: {name_of(network)} has {by}, "
-        "which nobody would set."
+        f"{argument} must have a parameter `{TRAIN}` for the training mode: {name_of(network)} has "
+        f"{by}, which nobody would set."
     )
 
 

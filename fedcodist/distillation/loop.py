@@ -301,10 +301,10 @@ def agree_on_mutable(
     first, share = part_of_batch(batch_size, axis_name)
     has_examples, count = first < batch_size, -(-batch_size // share)
     # The statistics of padding only may be NaN.
-    own = jax.tree.map(
+    mutable = jax.tree.map(
         lambda leaf: jnp.where(has_examples, leaf, jnp.zeros_like(leaf)),
         {name: values.mutable for name, values in students.items()},
     )
-    total = sum_over_devices(own, axis_name)
+    total = sum_over_devices(mutable, axis_name)
     mean = jax.tree.map(lambda leaf: (leaf / count).astype(leaf.dtype), total)
     return {name: values._replace(mutable=mean[name]) for name, values in students.items()}

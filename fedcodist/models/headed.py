@@ -12,10 +12,11 @@ import jax
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_integer
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_of_logits
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
-from fedcodist.core.model import Batch, Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, cross_entropy
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import call_part, check_part
 

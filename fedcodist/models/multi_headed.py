@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import loss_of_logits, metrics_of_logits, of_logits
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic, accuracy
-from fedcodist.core.model import Batch, Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, cross_entropy
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import call_part, check_part
 

@@ -56,5 +56,5 @@ def remaining_multiplier(noise_multiplier: float, count_deviation: float) -> flo
 
 def moved(clip: jax.Array, share_within: jax.Array, adaptive: AdaptiveClip) -> jax.Array:
     """The next bound: C exp(-eta (b - gamma)), b the noised share of clients within the bound."""
-    away = share_within - adaptive.quantile
-    return clip * jnp.exp(-adaptive.learning_rate * away)
+    distance = share_within - adaptive.quantile
+    return clip * jnp.exp(-adaptive.learning_rate * distance)

@@ -351,7 +351,7 @@ def noised_mean(
             draw = noised(within, adaptive.count_deviation, keys.derive(noise_key, "within"))
             share_within = draw / jnp.maximum(count, 1) + 0.5
             if expected_clients is None:
-                # Of a secure sum that was discarded nothing is known, and the bound stays.
+                # A discarded secure sum gives no count, so the bound does not change.
                 share_within = jnp.where(weight > 0, share_within, adaptive.quantile)
         if "extra" in bounds:
             noisy = with_noise("extra", bounds["extra"])
@@ -362,8 +362,8 @@ def noised_mean(
         safe = jnp.where(count > 0, count, 1)
         mean = lambda tree: jax.tree.map(lambda leaf: leaf / safe.astype(leaf.dtype), tree)
         mutable = moved_statistics(message.mutable, mean(change))
-        one = ClientResult(mean(update), mutable, count, None, {}, extra)
-        aggregate = reduce.finalize(reduce.prepare(one, key), message.inner, key)
+        mean_result = ClientResult(mean(update), mutable, count, None, {}, extra)
+        aggregate = reduce.finalize(reduce.prepare(mean_result, key), message.inner, key)
         if adaptive is None and noise is None:
             return aggregate
         return aggregate._replace(extra=PrivateAggregate(aggregate.extra, share_within, noise))

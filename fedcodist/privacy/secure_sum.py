@@ -1,4 +1,37 @@
-"""Secure sums in any method: the server sees only the sum of clients' messages."""
+"""Secure sums in any method: the server sees only the sum of clients' messages.
+
+A client rounds the numbers that it sends to multiples of a step. For every other client of the cohort it
+adds a mask, which the other client subtracts. A masked vector is uniformly distributed for everyone who
+does not know the masks. The sum of all masked vectors is the sum of the integers. The protocol itself,
+with keys, is `secure_sum_protocol`.
+
+What is hidden. The updates, batch statistics, weights and `extra` of individual clients are hidden. The
+sum is not hidden: from the sum of two clients each can compute the other's. Metrics, which a simulation
+writes for its user, are not hidden either. If a Poisson cohort has a single client, it sends zeros, and
+the model stays as if nobody took part. What the client keeps, such as SCAFFOLD's variate, changes as if
+it had been summed. In a private cohort it sends its result, which the noise hides.
+
+Bytes. They are those of vectors, keys and shares, as in `secure_sum_protocol`. A masked vector cannot be
+compressed. So the upload of `secure_sum(compressed(...))` is counted in full, and only fewer `bits` make
+it smaller.
+
+Dropout. Some clients agree on masks and train, but their vectors do not arrive. The sum is that of the
+others: the server restores the keys of who dropped out and takes their masks away. For this more than
+half of the cohort's n clients must be left, floor(n / 2) + 1, and at least 2. Otherwise the sum is
+discarded, and the server goes on as after a cohort without clients: with SGD the model stays as it is,
+while an optimizer with momentum still moves it. `client_bytes_up` is the mean over clients who dropped
+out, with keys and shares alone, and the others, with the shares that restore keys. `client_bytes_down`
+is as if nobody dropped out. A client who dropped out keeps its new client state, and its training
+metrics count. So SCAFFOLD's server misses the change of its variate, and an error feedback takes its
+message as arrived.
+
+Private methods. Around them numbers are rounded towards zero, so that no norm grows beyond its clip. In
+`secure_sum(private(...), dropout=...)` the sum of those who are left gets the noise, and its divisor is
+the weight of those who are left. A discarded sum counts as 0 and gets noise too, which moves the model
+if `weight_clip` is set. (An adaptive clip and SCAFFOLD's variates stay.) Epsilon is counted as if nobody
+dropped out. For Poisson cohorts this would be too little: how many clients take part decides whether a
+sum is discarded. So `dropout` is refused for them.
+"""
 
 from typing import Any
 
@@ -28,47 +61,19 @@ def secure_sum(
 ) -> FederatedMethod:
     """The method in which all that clients send is summed as integers modulo 2^bits with pairwise masks.
 
-    A client rounds the numbers that it sends to multiples of a step. For every other client of the
-    cohort it adds a mask, which the other client subtracts. A masked vector is uniformly distributed for
-    everyone who does not know the masks. The sum of all masked vectors is the sum of the integers. For
-    `value_range` r, `max_weight` w, n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n).
-    If nothing is clipped, the sum differs from the exact one by at most n / 2 steps and float32's
-    rounding.
+    A client rounds the numbers that it sends to multiples of a step. For `value_range` r, `max_weight`
+    w and n clients the step is max(r, 1) w / floor((2^(bits - 1) - 1) / n). If nothing is clipped, the
+    sum differs from the exact one by at most n / 2 steps and float32's rounding.
 
     A number out of range would wrap around, so it is clipped to the range, and a weight to `max_weight`.
-    The metric `client_clipped_share` is the share of the cohort with clipped numbers. A client with NaN
-    makes the sum NaN, as without a secure sum, and the run reports it.
+    A client with NaN makes the sum NaN, as without a secure sum, and the run reports it. FedDF and FedBE
+    need the clients' models and raise ValueError for this method. For noise on the sum use `private`.
 
-    The updates, batch statistics, weights and `extra` of individual clients are hidden. The sum is not
-    hidden: from the sum of two clients each can compute the other's. If a Poisson cohort has a single
-    client, it sends zeros, and the model stays as if nobody took part. What the client keeps, such as
-    SCAFFOLD's variate, changes as if it had been summed. In a private cohort it sends its
-    result, which the noise hides. Metrics, which a simulation writes
-    for its user, are not hidden either. For noise on the sum use `private`. FedDF and FedBE need the
-    clients' models and raise ValueError for this method.
+    Metrics are `client_clipped_share`, the share of the cohort with clipped numbers, and with `dropout`
+    `client_dropped_share` and `sum_discarded`, 1 in a round whose sum was discarded.
 
-    A masked vector cannot be compressed. So the upload of `secure_sum(compressed(...))` is counted in
-    full, and only fewer `bits` make it smaller. Bytes are those of vectors, keys and shares, as in
-    `secure_sum_protocol`.
-
-    With `dropout` some clients agree on masks and train, but their vectors do not arrive. The sum is
-    that of the others: the server restores the keys of who dropped out and takes their masks away. For
-    this more than half of the cohort's n clients must be left, floor(n / 2) + 1, and at least 2.
-    Otherwise the sum is discarded, and the server goes on as after a cohort without clients: with SGD
-    the model stays as it is, while an optimizer with momentum still moves it. Metrics are
-    `client_dropped_share`, and `sum_discarded`, 1 in a round whose sum was discarded. `client_bytes_up`
-    is the mean over clients who dropped out, with keys and shares alone, and the others, with the shares
-    that restore keys. `client_bytes_down` is as if nobody dropped out.
-
-    Around a private method numbers are rounded towards zero, so that no norm grows beyond its clip.
-
-    A client who dropped out keeps its new client state, and its training metrics count. So SCAFFOLD's
-    server misses the change of its variate, and an error feedback takes its message as arrived. In
-    `secure_sum(private(...), dropout=...)` the sum of those who are left gets the noise, and its divisor
-    is the weight of those who are left. A discarded sum counts as 0 and gets noise too, which moves the
-    model if `weight_clip` is set. (An adaptive clip and SCAFFOLD's variates stay.) Epsilon is counted as
-    if nobody dropped out. For Poisson cohorts this would be too little: how many clients take part
-    decides whether a sum is discarded. So `dropout` is refused for them.
+    What the sum hides, what dropout changes, and how bytes are counted: see the module
+    `fedcodist.privacy.secure_sum` and docs/secure_sums.md.
 
     Args:
       method: any method of one model, compressed or not.

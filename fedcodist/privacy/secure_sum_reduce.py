@@ -169,8 +169,8 @@ def fixed_point_reduce(
         if not dropout:
             return aggregate
         size = vector_bytes(sum(leaf.size for leaf in _sent_leaves(total)), bits)
-        told = dropout_metrics(total.attendance.values, num_clients, size)
-        return aggregate._replace(metrics={**aggregate.metrics, **told})
+        metrics = dropout_metrics(total.attendance.values, num_clients, size)
+        return aggregate._replace(metrics={**aggregate.metrics, **metrics})
 
     def bound(update: PyTree) -> PyTree:
         return _clipped(update if inner.bound is None else inner.bound(update), value_range)
@@ -273,10 +273,10 @@ def _most(num_clients: int, bits: int) -> int:
 
 def _any(tree: PyTree, is_so: Any) -> jax.Array:
     """Whether `is_so` holds for any number of a tree, a scalar bool."""
-    found = jnp.zeros((), bool)
+    is_any_so = jnp.zeros((), bool)
     for leaf in jax.tree.leaves(tree):
-        found |= jnp.any(is_so(leaf))
-    return found
+        is_any_so |= jnp.any(is_so(leaf))
+    return is_any_so
 
 
 def _of_sent_leaves(function: Any, tree: PyTree, kind: Any = ()) -> PyTree:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from fedcodist.core import keys, readout
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.checks import check_number
-from fedcodist.core.model import Batch, Model, from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Batch, Model
 from fedcodist.core.readout import Readout
 from fedcodist.data.bert_tokens import BEGINNING, END, MASKED, BertVocabulary
 from fedcodist.text.bert import PAD, Encoder, dense, normalised

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import LayerOutputs, metrics_of_logits, of_logits
-from fedcodist.core.model import Model, from_flax_linen
+from fedcodist.core.model import Model
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import PAD, Encoder
 from fedcodist.text.ranking import ranking_loss, ranking_metrics

@@ -13,7 +13,8 @@ import numpy as np
 
 from fedcodist.core import keys, readout
 from fedcodist.core.checks import check_integer, check_number, shown
-from fedcodist.core.model import Batch, Model, Variables, from_flax_linen, variable_shapes
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Batch, Model, Variables, variable_shapes
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 

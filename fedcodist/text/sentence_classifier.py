@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_integer, check_number
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import LayerOutputs, metrics_of_logits, of_logits
-from fedcodist.core.model import Model, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, cross_entropy
 from fedcodist.text.attentive_pooling import AttentivePooling
 from fedcodist.text.bert import Encoder
 from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder

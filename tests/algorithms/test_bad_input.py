@@ -14,8 +14,8 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import linear_decay
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
@@ -113,7 +113,7 @@ class TestPools:
         method = scaffold(pools["small"].method.model, 9)
         with pytest.raises(ValueError) as error:
             build(pools | {"small": pools["small"]._replace(method=method)})
-        _assert_one_line(error, "pools['small'].method", "8 clients, its num_clients is 9")
+        _assert_one_line(error, "pools['small'].method", "num_clients=8, the pool's, got 9")
 
     def test_a_cohort_size_that_is_no_integer(self, build):
         with pytest.raises(TypeError) as error:

@@ -30,10 +30,10 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.svd import svd
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import with_layers
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED

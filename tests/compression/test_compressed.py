@@ -27,8 +27,8 @@ from fedcodist.compression.svd import svd
 from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED
 from fedcodist.models.digits import BatchNormMLP

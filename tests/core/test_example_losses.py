@@ -13,6 +13,7 @@ from fedcodist import per_example
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.metrics import (
@@ -22,7 +23,6 @@ from fedcodist.core.metrics import (
     macro_f_score,
     of_one_logit,
 )
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.divergences import softened_target
 from fedcodist.run.experiment import Experiment, check_experiment

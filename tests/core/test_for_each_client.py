@@ -19,10 +19,11 @@ from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import client_states
 from fedcodist.core.aggregation import ClientResult, weighted_mean
 from fedcodist.core.for_each_client import Execution, dealing_order, for_each_client
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Cohort, Round
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
-from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP, BatchNormMLP

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers, logits_of, with_layers
-from fedcodist.core.model import from_flax_linen
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP

@@ -11,10 +11,10 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.communication import communication_of
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key, single_model
 from fedcodist.core.method_checks import users_line
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))

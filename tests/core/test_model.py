@@ -11,10 +11,13 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Variables, from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import parameter_count
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -423,7 +426,7 @@ def test_outputs_without_a_leading_batch_axis_are_traced_for_each_size():
 
 def test_another_name_of_training_is_refused():
     """Without the argument the network would train in evaluation mode."""
-    with pytest.raises(ValueError, match="parameter `train`: Misnamed has 'training'") as error:
+    with pytest.raises(ValueError, match="parameter `train` for the training mode: Misnamed has 'training'") as error:
         from_flax_linen(Misnamed(), EXAMPLE)
     assert "\n" not in str(error.value)
 

@@ -17,9 +17,11 @@ from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.local_only import local_only
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
-from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import BatchNormMLP

@@ -13,9 +13,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.core.precision import in_bfloat16
 from fedcodist.models.cnn import small_cnn
 from fedcodist.models.resnet import resnet20

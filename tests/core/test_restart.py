@@ -19,12 +19,12 @@ from fedcodist.algorithms.pools.client_ensembles import with_client_ensembles
 from fedcodist.algorithms.pools.fed_rolex import fed_rolex
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_steps import StepTraining
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.core.restart import restarted
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models import MLP

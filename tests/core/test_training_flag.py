@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fedcodist.core.model import from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.models.exits import Exits, with_exits
 from fedcodist.models.headed import headed
 from fedcodist.models.multi_headed import multi_headed
@@ -165,11 +167,11 @@ CANNOT_BE_TOLD = {
     ),
     "linen, always on": (
         linen(nn.Sequential([nn.Dropout(0.5, deterministic=False), nn.Dense(3)])),
-        "in evaluation as in training",
+        "one layer is in the same mode",
     ),
     "linen, statistics always on": (
         linen(nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(3)])),
-        "in evaluation as in training",
+        "one layer is in the same mode",
     ),
     "linen, remat of another name": (linen(nn.remat(OtherName)()), "has 'training'"),
     "linen, backbone": (lambda: multi_headed(OtherName(), EXAMPLE, 3), "OtherName has 'training'"),
@@ -190,7 +192,7 @@ CANNOT_BE_TOLD = {
 @pytest.mark.parametrize("case", CANNOT_BE_TOLD)
 def test_a_network_that_cannot_be_told_of_training_is_refused(case):
     make, says = CANNOT_BE_TOLD[case]
-    with pytest.raises(ValueError, match=rf"must be told of training .*{says}") as error:
+    with pytest.raises(ValueError, match=rf"must have a parameter `train` .*{says}") as error:
         make()
     assert "\n" not in str(error.value)
 

@@ -10,8 +10,9 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.distillation.loop import distill, frozen
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.weight_averaging import WeightAveraging, distill_averaged

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick_compilation import QUICK
 
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.divergences import (
     jensen_shannon,
     kl_divergence,

@@ -10,8 +10,9 @@ import pytest
 from linear_model import linear_model
 from quick_compilation import QUICK
 
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.distillation.divergences import kl_divergence, softened, softened_target
 from fedcodist.distillation.early_stopping import EarlyStopping, distill_until
 from fedcodist.distillation.loop import distill, frozen

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.core.readout import Readout
 from fedcodist.distillation.ensembles import (
     Ensemble,

@@ -14,8 +14,9 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.pools.codistillation import codistillation_target
 from fedcodist.core import keys
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples
-from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.model import Model, Variables
 from fedcodist.core.readout import Readout
 from fedcodist.data import augmentation
 from fedcodist.distillation.divergences import kl_divergence

@@ -186,7 +186,7 @@ OTHER_CONFIGS = {
         ],
         "training.fed_kd.adaptive=no": ["training.fed_kd.adaptive", "'sample'", "'no'"],
         "training.fed_kd.student_layers=('Dense_0','Dense_0','Dense_0')": [
-            "as divide the teacher's 2",
+            "must divide the teacher's 2",
             "got 3",
         ],
         "training.compression.start=0": ["training.compression.start", "above 0", "0"],

@@ -64,7 +64,7 @@ def test_both_networks_are_counted():
         (
             "student_layers",
             ("Dense_0",) * 3,
-            r"training\.fed_kd: .*as divide the teacher's 2, got 3",
+            r"training\.fed_kd: .*must divide the teacher's 2, got 3",
         ),
         ("hidden_map", "identity", r"training\.fed_kd\.hidden_map must be 'learned' where"),
         ("exchange", "epoch", r"training\.fed_kd\.exchange must be one of"),

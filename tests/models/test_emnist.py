@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import parameter_count
 from fedcodist.models import emnist
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from never_in_training import REFUSAL, NeverInTraining
 
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.headed import (
@@ -87,6 +87,6 @@ def test_a_part_whose_dropout_would_never_be_on_is_refused():
         nn.BatchNorm(use_running_average=True),
         nn.Dropout(0.5, deterministic=True),
     ):
-        with pytest.raises(ValueError, match=rf"^backbone {REFUSAL}, and tell its layers"):
+        with pytest.raises(ValueError, match=rf"^backbone {REFUSAL} and pass it to its layers"):
             headed(nn.Sequential([flat, layer]), IMAGES[:1], 3)
     headed(nn.Sequential([flat, nn.Dense(4), nn.relu]), IMAGES[:1], 3)

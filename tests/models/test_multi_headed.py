@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.trees import parameter_count
 from fedcodist.models import CNN, MLP, BatchNormMLP, FedMDNetwork, FullyConnected, ResNet
 from fedcodist.models.multi_headed import HeadedOutputs, multi_headed

@@ -21,9 +21,10 @@ from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.fed_tgp import fed_tgp
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.pools.fed_rolex import fed_rolex
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import hetero_fl
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.models.headed import headed
 from fedcodist.privacy.example_level import example_epsilon, example_private

@@ -31,8 +31,9 @@ from fedcodist.algorithms.pools.fed_df import fed_df
 from fedcodist.algorithms.pools.fed_ensemble import fed_ensemble
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.fed_sdd_pools import fed_sdd_pools
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
@@ -43,10 +44,10 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import for_each_client
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED
@@ -623,7 +624,7 @@ FIXED = private(AVERAGING, CLIP, 1.0)
         ),
         (
             lambda: one_pool(FIXED, 2, PoissonCohort()),
-            "must be private with expected_clients=2: the number of clients in a Poisson cohort",
+            "must be private with expected_clients=2: otherwise the size of a Poisson cohort",
         ),
         (lambda: one_pool(POISSON, 3), "expected_clients=3, the pool's cohort_size, got 2."),
         (

@@ -29,9 +29,10 @@ from fedcodist.compression.compressed_reduce import compressed_reduce
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.aggregation import ClientResult, mask_of_round, weighted_mean
 from fedcodist.core.for_each_client import Execution, for_each_client
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Cohort, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models import MLP
 from fedcodist.privacy.private import private

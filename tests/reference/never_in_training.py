@@ -9,4 +9,4 @@ class NeverInTraining(nn.Module):
         return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x.reshape(len(x), -1)))
 
 
-REFUSAL = "must be told of training by a parameter `train`"
+REFUSAL = "must have a parameter `train`"

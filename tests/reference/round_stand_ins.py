@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.core.inputs import ClientData, Inputs, Round
 
@@ -28,7 +29,7 @@ def rounds_of_students(monkeypatch, build, algorithm):
         lambda groups, models, *_, **__: (dict(models), TrainedPools({}, {}, {}, {}, {})),
     )
     monkeypatch.setattr(
-        f"{build.__module__}.distilled_students",
+        f"{fed_sdd.__module__}.distilled_students",
         lambda models, starts, *_, **__: {
             name: jax.tree.map(lambda w: w + 1, start) for name, start in starts.items()
         },

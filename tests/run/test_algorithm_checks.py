@@ -27,10 +27,10 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.client_states import ClientStates
 from fedcodist.core.communication import communication_of
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel
-from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.models.headed import headed
 from fedcodist.run.algorithm_checks import check_algorithm

@@ -13,8 +13,8 @@ import pytest
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import callbacks as callbacks_module

@@ -12,8 +12,8 @@ import pytest
 
 import fedcodist as fc
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.metrics import accuracy, precision
-from fedcodist.core.model import from_flax_linen
 from fedcodist.core.readout import Readout
 from fedcodist.data.federated_data import FederatedData, federated_splits
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment

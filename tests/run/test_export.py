@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedcodist.core.model import Variables, from_flax_linen, from_flax_nnx, from_haiku
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
+from fedcodist.core.model import Variables
 from fedcodist.models.digits import BatchNormMLP
 from fedcodist.run.export import load_model, save_model
 

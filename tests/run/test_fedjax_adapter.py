@@ -13,8 +13,9 @@ from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.clients.scaffold import scaffold
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.models.digits import MLP
 from fedcodist.privacy.private import private
 from fedcodist.privacy.secure_sum import secure_sum

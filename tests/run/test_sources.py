@@ -23,11 +23,12 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import for_each_client
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Inputs, Selection
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, from_flax_linen
+from fedcodist.core.model import Model, Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.settings import Distillation
 from fedcodist.models.digits import MLP

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import parameter_count
 from fedcodist.models.submodels import counts_of, gathered, places_of, scattered
 from fedcodist.text.bert import (

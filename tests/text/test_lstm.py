@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.core.model import Variables, from_haiku
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import parameter_count
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.text import lstm

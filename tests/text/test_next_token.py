@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.core import metrics, readout
+from fedcodist.core.from_haiku import from_haiku
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
-from fedcodist.core.model import Variables, from_haiku
+from fedcodist.core.model import Variables
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
 from fedcodist.text import lstm

@@ -151,8 +151,8 @@ def _both(model: Model) -> Model:
     """A joint model of w and of the mixture, in which w is constant. Its loss is the sum of both."""
 
     def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:
-        of = lambda name: checked_loss(model.loss, outputs[name], batch)
-        return of(GLOBAL) + of(MIXED)
+        loss_of = lambda name: checked_loss(model.loss, outputs[name], batch)
+        return loss_of(GLOBAL) + loss_of(MIXED)
 
     # With this key, dropout in w is the same as in FedAvg.
     pair = joint_model({GLOBAL: model, MIXED: model}, loss, keeps_key=GLOBAL)

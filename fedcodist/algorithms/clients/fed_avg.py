@@ -72,7 +72,7 @@ def fed_avg(
       TypeError, ValueError: names the argument and what is allowed.
 
     >>> import flax.linen as nn
-    >>> from fedcodist.core.model import from_flax_linen
+    >>> from fedcodist.core.from_linen import from_flax_linen
     >>> method = fed_avg(from_flax_linen(nn.Dense(10), jnp.zeros((1, 64))))
     >>> server = method.init(jax.random.key(0))
     """

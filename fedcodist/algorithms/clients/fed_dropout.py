@@ -13,7 +13,7 @@ import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, client_result, fed_avg
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, divided_by_holders
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_several
 from fedcodist.core.communication import tree_bytes
@@ -141,7 +141,6 @@ def mean_of_holders() -> Reduce:
 
     def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, held, weight = total
-        mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
-        return Aggregate(mean, message.mutable, weight)
+        return Aggregate(divided_by_holders(update, held), message.mutable, weight)
 
     return Reduce(prepare, finalize)

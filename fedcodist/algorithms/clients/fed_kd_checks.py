@@ -57,8 +57,8 @@ def map_shapes(
         return traced(f"{name}.apply", call, key, batch, hint=f"{hint} before preprocessing")
 
     of_teacher, of_student = outputs(teacher_name, teacher), outputs("student", student)
-    for name, found in ((teacher_name, of_teacher), ("student", of_student)):
-        if isinstance(found.logits, Readout):
+    for name, layers in ((teacher_name, of_teacher), ("student", of_student)):
+        if isinstance(layers.logits, Readout):
             raise TypeError(f"{name} must return logits [batch, classes], got a Readout.")
     try:
         widths = _widths(of_teacher, of_student, mutual)

@@ -146,7 +146,7 @@ def hidden_distance(
             inputs = by_input("attention maps", *layers)
             for (target, state), is_real in zip(inputs, real, strict=False):
                 if target.shape[1] != state.shape[1]:
-                    target, state = (each.mean(axis=1, keepdims=True) for each in (target, state))
+                    target, state = (maps.mean(axis=1, keepdims=True) for maps in (target, state))
                 mask = None
                 if is_real is not None:  # a real token's attention to a real token
                     mask = (is_real[..., :, None] & is_real[..., None, :])[:, None]
@@ -166,8 +166,8 @@ def aligned(
         return []
     if not of_student or not of_teacher or len(of_teacher) % len(of_student):
         raise ValueError(
-            f"student's {what} must be of as many layers as divide the teacher's {len(of_teacher)}, "
-            f"got {len(of_student)}."
+            f"student's number of layers with {what} must divide the teacher's {len(of_teacher)}, got "
+            f"{len(of_student)}."
         )
     step = len(of_teacher) // len(of_student)
     return list(zip(of_teacher[step - 1 :: step], of_student, strict=True))
@@ -182,8 +182,8 @@ def by_input(what: str, of_teacher: Any, of_student: Any) -> list[tuple[Any, Any
     of_teacher, of_student = jax.tree.leaves(of_teacher), jax.tree.leaves(of_student)
     if len(of_teacher) != len(of_student):
         raise ValueError(
-            f"student's {what} must be of as many inputs as the teacher's {len(of_teacher)}, "
-            f"got {len(of_student)}."
+            f"student must have {what} for as many inputs as the teacher, {len(of_teacher)}, got "
+            f"{len(of_student)}."
         )
     return list(zip(of_teacher, of_student, strict=True))
 

@@ -109,8 +109,8 @@ def moon(
             model, training, received, data, key, hyper.client_learning_rate, loss_hook=loss
         )
         # The trained model is the previous model in the client's next participation.
-        kept = MoonClient(trained.variables, jnp.ones_like(client_state.has_started))
-        return client_result(message, trained, weight=data.size, client_state=kept)
+        next_state = MoonClient(trained.variables, jnp.ones_like(client_state.has_started))
+        return client_result(message, trained, weight=data.size, client_state=next_state)
 
     def init_client_state() -> MoonClient:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variable_shapes(model))

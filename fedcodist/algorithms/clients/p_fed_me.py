@@ -131,8 +131,8 @@ def p_fed_me(
         # w_R is sent; theta becomes the client state.
         (w, mutable), theta = trained.variables, trained.variables.mutable[THETA]
         trained = trained._replace(variables=Variables(w, mutable[MODEL]))
-        kept = with_personal_model(Variables(theta, mutable[MODEL]))
-        return client_result(message, trained, weight=uniform_weight(data), client_state=kept)
+        next_state = with_personal_model(Variables(theta, mutable[MODEL]))
+        return client_result(message, trained, weight=uniform_weight(data), client_state=next_state)
 
     return averaging._replace(
         name="p_fed_me",

@@ -70,7 +70,7 @@ def partially_shared(method: FederatedMethod, private: Chosen) -> FederatedMetho
 
     >>> import flax.linen as nn
     >>> from fedcodist.algorithms.clients.fed_avg import fed_avg
-    >>> from fedcodist.core.model import from_flax_linen
+    >>> from fedcodist.core.from_linen import from_flax_linen
     >>> network = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(10)])
     >>> method = fed_avg(from_flax_linen(network, jnp.zeros((1, 64))))
     >>> method = partially_shared(method, private='layers_2')
@@ -239,7 +239,8 @@ def check_exchanged(method: FederatedMethod, shapes: Variables) -> None:
     fields = getattr(message, "_fields", ())
     if not method.sends_models:
         raise ValueError(
-            f"method must send how far its clients came from its model, got {method.name}."
+            "method's clients must send the received model minus the trained one, got "
+            f"{method.name}."
         )
     if not method.reduce.is_mean:
         raise ValueError(

@@ -131,10 +131,11 @@ def per_fed_avg(
                     return (value, mutable), gradient
 
                 # The Hessian on D'' times that gradient, by the difference of two gradients.
-                at = lambda scale: differentiate(
+                gradient_at = lambda scale: differentiate(
                     along(w, scale, gradient), mutable, *parts[2], key_of(2)
                 )[1]
-                product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), at(delta), at(-delta))
+                above, below = gradient_at(delta), gradient_at(-delta)
+                product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), above, below)
                 return (value, mutable), along(gradient, -alpha, product)
 
             return differentiated
@@ -147,8 +148,10 @@ def per_fed_avg(
 
         # The client predicts with the received model after one step on all its examples.
         slope = full_gradient(model, training, received, data, keys.derive(key, "adapt"))
-        kept = with_personal_model(received._replace(params=along(received.params, -alpha, slope)))
-        return client_result(message, trained, weight=uniform_weight(data), client_state=kept)
+        next_state = with_personal_model(
+            received._replace(params=along(received.params, -alpha, slope))
+        )
+        return client_result(message, trained, weight=uniform_weight(data), client_state=next_state)
 
     return averaging._replace(
         name="per_fed_avg",

@@ -44,7 +44,9 @@ def centralised(
     algorithm = local_only_steps(first, num_rounds, training, num_shared, hyper, execution, name)
     # A model belongs to all clients of its architecture, not to the one that trains it.
     return algorithm._replace(
-        predictors={n: one._replace(clients=()) for n, one in algorithm.predictors.items()},
+        predictors={
+            n: predictor._replace(clients=()) for n, predictor in algorithm.predictors.items()
+        },
         client_models={
             n: _of_all_clients(group, algorithm.predictors[n]) for n, group in groups.items()
         },

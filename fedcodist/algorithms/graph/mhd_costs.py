@@ -42,7 +42,7 @@ def memory_notes(
         return ()
     sizes = {name: tree_bytes(variable_shapes(group.model)) for name, group in groups.items()}
     needed = sum(schedule.num_slots[name] * size for name, size in sizes.items())
-    parts = ", ".join(
+    breakdown = ", ".join(
         f"{schedule.num_slots[name]} of {name} with {_mib(size)} each"
         for name, size in sizes.items()
     )
@@ -51,12 +51,12 @@ def memory_notes(
     if needed > allowed:
         raise ValueError(
             "distillation.exchange.checkpoints_per_client: the checkpoints in clients' buffers need "
-            f"{_mib(needed)} ({parts}) and may take {_mib(allowed)} of "
+            f"{_mib(needed)} ({breakdown}) and may take {_mib(allowed)} of "
             f"{'the host' if on_host else 'a device'}; fewer checkpoints or fewer seeds "
             f"need less{'' if on_host else ', and checkpoints_on may be host'}."
         )
     place = " on the host" if on_host else ""
-    return (f"checkpoints in the clients' buffers: {_mib(needed)}{place} ({parts})",)
+    return (f"checkpoints in the clients' buffers: {_mib(needed)}{place} ({breakdown})",)
 
 
 def communication(
@@ -125,12 +125,12 @@ def _prediction_bytes(
     _, levels, classes = outputs.logits.shape
     # Heads k - 1 teach heads k, so the last head is sent only if candidates include the same level.
     same_level, _ = CANDIDATES[distillation.candidates]
-    sent = levels if same_level and levels > 1 else levels - 1
+    levels_sent = levels if same_level and levels > 1 else levels - 1
     count = distillation.top_predictions or classes
     # If all probabilities are sent, they need no indices of classes.
     index_bytes = 0 if count == classes else np.min_scalar_type(classes - 1).itemsize
     of_embedding = tree_bytes(outputs.embedding) if sends_embeddings else 0
-    return sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
+    return levels_sent * count * (_PROBABILITY_BYTES + index_bytes) + of_embedding
 
 
 def _teaching_shares(schedule: ExchangeSchedule, num_rounds: int) -> list[Fraction]:

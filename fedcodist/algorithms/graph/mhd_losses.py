@@ -199,9 +199,9 @@ def top_few(probabilities: jax.Array, count: int) -> jax.Array:
     if count >= classes:
         return probabilities
     largest, indices = jax.lax.top_k(probabilities, count)
-    sent = jax.nn.one_hot(indices, classes, dtype=bool).any(axis=-2)
+    is_sent = jax.nn.one_hot(indices, classes, dtype=bool).any(axis=-2)
     left = jnp.maximum(1 - jnp.sum(largest, axis=-1, keepdims=True), 0) / (classes - count)
-    return jnp.where(sent, probabilities, left)
+    return jnp.where(is_sent, probabilities, left)
 
 
 def by_level(competing: jax.Array, kind: str, teachers: int, is_separate: bool) -> list[jax.Array]:

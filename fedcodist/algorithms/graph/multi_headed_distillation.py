@@ -194,7 +194,12 @@ def multi_headed_distillation(
         round_,
         lambda state, architecture: state.learners[architecture].variables,
         mhd_costs.communication(
-            *(groups, schedule, num_rounds, training.steps, distillation, outputs),
+            groups,
+            schedule,
+            num_rounds,
+            training.steps,
+            distillation,
+            outputs,
             sends_embeddings=hyper.embedding_weight != 0,
         ),
         select_examples,

@@ -114,7 +114,7 @@ def exchanged_scores(alignment: Alignment, temperature: Any) -> Callable[[jax.Ar
     return lambda logits: jax.nn.softmax(logits / temperature)
 
 
-def sent(
+def message_of_scores(
     model: Model,
     variables: Variables,
     weight: Any,

@@ -142,7 +142,9 @@ def fccl(
         parties = _begun(state.models, round.index)
         # Learning from others: on every public batch parties send logits, and learn from the mean.
         models = {name: party.variables for name, party in parties.items()}
-        models, sent = learn_from_others(groups, models, public, round, hyper, execution, reduce)
+        models, public_metrics = learn_from_others(
+            groups, models, public, round, hyper, execution, reduce
+        )
         parties = {name: parties[name]._replace(variables=models[name]) for name in parties}
 
         # Being oneself: CE + KL(last || model) + KL(first || model) on private examples.
@@ -164,7 +166,7 @@ def fccl(
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(groups, train, None, parties, round, key, execution)
-        return FCCLState(result.states), client_states, result.metrics | sent
+        return FCCLState(result.states), client_states, result.metrics | public_metrics
 
     # The logits of all public batches; their means, and which examples these are of.
     examples = steps * public.public_batch_size

@@ -172,7 +172,7 @@ def fd(
         return FDState(parties, nothing())
 
     def round_(state: FDState, client_states: PyTree, round: Round, hyper: FDHyper) -> AfterRound:
-        away = distance_of(variant.divergence, hyper.temperature)
+        distance = distance_of(variant.divergence, hyper.temperature)
 
         def update(
             model: Model, total: LabelMeans, party: FDParty, data: ClientData, key: jax.Array
@@ -185,8 +185,8 @@ def fd(
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs: Any, batch: Batch) -> jax.Array:
                 labels = class_labels(batch["label"], num_classes)
-                distance = away(logits_of(outputs), others.logits[labels])
-                regulariser = others.has_label[labels] * distance
+                to_others = distance(logits_of(outputs), others.logits[labels])
+                regulariser = others.has_label[labels] * to_others
                 return checked_loss(model.loss, outputs, batch) + hyper.weight * regulariser
 
             # The party sends its mean outputs per label, from training or after it.

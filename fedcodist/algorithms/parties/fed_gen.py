@@ -168,8 +168,8 @@ def fed_gen(
 
             # Equation 5: cross-entropy on the batch, and on generated embeddings.
             def loss(outputs: tuple[Any, jax.Array], batch: Batch) -> jax.Array:
-                own, generated = outputs
-                return checked_loss(model.loss, own, batch) + generated_weight * generated
+                of_batch, generated = outputs
+                return checked_loss(model.loss, of_batch, batch) + generated_weight * generated
 
             learner, rate = with_generated_loss(model, of_generated), hyper.learning_rate
             trained = train_client(learner, training, variables, data, key, rate, loss_hook=loss)

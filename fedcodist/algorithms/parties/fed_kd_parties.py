@@ -135,7 +135,11 @@ def fed_kd_parties(
             teacher=group.model,
             student=student,
             map_shapes=map_shapes(
-                *(group.model, student, columns, training, mutual),
+                group.model,
+                student,
+                columns,
+                training,
+                mutual,
                 f"groups[{architecture!r}].model",
             ),
             exchange=epoch_delta(training),
@@ -173,20 +177,22 @@ def fed_kd_parties(
             model: Model, shared: Variables, party: FedKDParty, data: ClientData, key: jax.Array
         ) -> PartyResult:
             # Groups that share a model have equal settings too.
-            own = next(clients[name] for name, group in groups.items() if group.model is model)
-            kept = FedKDClientState(party.variables, party.maps, party.optimizers, jnp.array(True))
+            of_group = next(clients[name] for name, group in groups.items() if group.model is model)
+            client_state = FedKDClientState(
+                party.variables, party.maps, party.optimizers, jnp.array(True)
+            )
             # Algorithm 1, on each batch: the teacher takes a step along the gradient of L_t, and the
             # student along that of L_s.
-            result = own.train(shared, kept, data, key, FedKDHyper(*hyper))
+            result = of_group.train(shared, client_state, data, key, FedKDHyper(*hyper))
             # The teacher stays here; the student's change is sent, compressed.
-            sent, memory = result.update, party.memory
+            change, memory = result.update, party.memory
             metrics = {}
             if uplink:
                 message, memory = uplink.compress(
-                    sent, memory, keys.derive(key, "uplink"), progress
+                    change, memory, keys.derive(key, "uplink"), progress
                 )
                 metrics["client_bytes_up"] = uplink.payload(message) + statistics
-                sent = uplink.decompress(message, sent)
+                change = uplink.decompress(message, change)
             after: FedKDClientState = result.client_state
             metrics |= party_metrics(
                 after.teacher,
@@ -195,7 +201,7 @@ def fed_kd_parties(
                 loss=result.metrics["loss"],
             )
             new = FedKDParty(after.teacher, after.maps, after.optimizers, memory)
-            return PartyResult(new, metrics, sends=(sent, result.mutable))
+            return PartyResult(new, metrics, sends=(change, result.mutable))
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(

@@ -169,8 +169,16 @@ def fed_l2g(
 
             def gradients() -> LabelSlopes:
                 return guiding_gradients(
-                    *(model, trained.variables, vectors, batch, quiz, training, GUIDED[guided]),
-                    *(hyper.weight, hyper.study_learning_rate, key),
+                    model,
+                    trained.variables,
+                    vectors,
+                    study=batch,
+                    quiz=quiz,
+                    training=training,
+                    read_outputs=GUIDED[guided],
+                    weight=hyper.weight,
+                    learning_rate=hyper.study_learning_rate,
+                    key=key,
                 )
 
             metrics = training_metrics(trained)

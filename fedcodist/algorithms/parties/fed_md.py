@@ -19,7 +19,7 @@ from fedcodist.algorithms.parties.alignment import (
     checked_alignment,
     checked_weights,
     exchanged_scores,
-    sent,
+    message_of_scores,
 )
 from fedcodist.algorithms.parties.digest_and_revisit import FedMDParty, digest_and_revisit
 from fedcodist.algorithms.parties.groups import (
@@ -146,7 +146,9 @@ def fed_md(
         ) -> PartyResult:
             variables, weight = sender
             examples, size = shared_examples(public, data), alignment.inference_batch_size
-            return sent(model, variables, weight, examples, digest_of_round, size, scores)
+            return message_of_scores(
+                model, variables, weight, examples, digest_of_round, size, scores
+            )
 
         def learn(
             model: Model, consensus: jax.Array, party: FedMDParty, data: ClientData, key: jax.Array

@@ -140,11 +140,11 @@ def fed_mrl(
                 loss_hook=matryoshka_loss(model.loss, small.loss, hyper),
             )
             projector = trained.variables.params[PROJECTOR]
-            own = FedMRLParty(part_of(trained.variables, OWN), projector)
+            new_party = FedMRLParty(part_of(trained.variables, OWN), projector)
             metrics = training_metrics(trained)
             # The small model goes back to the server, weighted by the party's examples.
             sends = part_of(trained.variables, SHARED)
-            return PartyResult(own, metrics, sends, data.size if weighted else 1.0)
+            return PartyResult(new_party, metrics, sends, data.size if weighted else 1.0)
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(

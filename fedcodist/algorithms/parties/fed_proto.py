@@ -151,7 +151,9 @@ def fed_proto(
             preprocess, size = training.preprocess, inference_batch_size
             sums = class_sums(model, trained.variables, data, num_classes, preprocess, size)
             metrics = training_metrics(trained)
-            return PartyResult(trained.variables, metrics, sends=sent(sums, weighting))
+            return PartyResult(
+                trained.variables, metrics, sends=message_of_prototypes(sums, weighting)
+            )
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(
@@ -176,7 +178,7 @@ def fed_proto(
     )
 
 
-def sent(sums: ClassSums, weighting: str) -> ClassSums:
+def message_of_prototypes(sums: ClassSums, weighting: str) -> ClassSums:
     """A party's message: its sums, or its prototypes if all parties have equal weights."""
     if weighting == BY_EXAMPLES:
         return sums

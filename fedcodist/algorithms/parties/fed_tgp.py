@@ -170,15 +170,15 @@ def fed_tgp(
 
         key = keys.derive(round.key, "client_update", round.index)
         result = run_parties(groups, update, state.prototypes, state.models, round, key, execution)
-        sent = in_client_order(groups, result.reports)
+        of_parties = in_client_order(groups, result.reports)
         # delta(t): the margin, from the mean prototypes Q of classes, at most tau.
-        delta = jnp.minimum(margin_between(sent, margin), hyper.margin_threshold)
+        delta = jnp.minimum(margin_between(of_parties, margin), hyper.margin_threshold)
         # The server minimises L_P, the contrastive loss with the margin.
         learned = train_client(
             generator,
             on_prototypes(server_training),
             Variables(state.generator, {}),
-            as_examples(sent),
+            as_examples(of_parties),
             keys.derive(round.key, "client_update", round.index, SERVER),
             hyper.server_learning_rate,
             loss_hook=lambda distances, batch: contrastive_loss(distances, batch["label"], delta),

@@ -52,9 +52,9 @@ def check_groups(
             owner[client] = name
         checked[name] = group._replace(clients=clients)
     called = {other: other for other in others}
-    for name, own in party_names(checked).items():
+    for name, parties in party_names(checked).items():
         # Results are by the names of parties, predictors by those of architectures.
-        for party in sorted({name, *own}):
+        for party in sorted({name, *parties}):
             if party in called:
                 raise ValueError(
                     f"groups must have names that tell models apart, {called[party]!r} and {name!r} "
@@ -67,10 +67,10 @@ def check_groups(
 def check_no_gap(groups: Mapping[str, PartyGroup]) -> int:
     """Returns the number n of clients; raises ValueError unless the groups have clients 0 to n - 1."""
     count = num_clients(groups)
-    given = sum(len(group.clients) for group in groups.values())
-    if given != count:
+    num_parties = sum(len(group.clients) for group in groups.values())
+    if num_parties != count:
         raise ValueError(
-            f"groups must have clients 0 to {count - 1} without a gap, it has {given} of them."
+            f"groups must have clients 0 to {count - 1} without a gap, it has {num_parties} of them."
         )
     return count
 
@@ -148,7 +148,7 @@ def stacked(groups: Mapping[str, PartyGroup], models: Mapping[str, Any]) -> dict
     """Models by party, leaves [seeds, ...], as models by architecture, leaves [seeds, group, ...]."""
     return {
         name: jax.tree.map(
-            lambda *leaves: np.stack(leaves, axis=1), *(models[own] for own in names)
+            lambda *leaves: np.stack(leaves, axis=1), *(models[party] for party in names)
         )
         for name, names in party_names(groups).items()
     }

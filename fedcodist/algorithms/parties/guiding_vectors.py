@@ -54,12 +54,12 @@ def study_and_quiz(
     return study, quiz
 
 
-def guided_loss(model: Model, vectors: jax.Array, of: Any, weight: Any) -> Any:
+def guided_loss(model: Model, vectors: jax.Array, read_outputs: Any, weight: Any) -> Any:
     """(outputs, batch) -> CE + weight MSE(output, v_y) per example, a mean over the output's entries."""
 
     def loss(outputs: Any, batch: Batch) -> jax.Array:
         labels = class_labels(batch["label"], len(vectors))
-        distance = jnp.mean((of(outputs) - vectors[labels]) ** 2, axis=-1)
+        distance = jnp.mean((read_outputs(outputs) - vectors[labels]) ** 2, axis=-1)
         return checked_loss(model.loss, outputs, batch) + weight * distance
 
     return loss
@@ -72,7 +72,7 @@ def guiding_gradients(
     study: ClientData,
     quiz: ClientData,
     training: LocalTraining,
-    of: Any,
+    read_outputs: Any,
     weight: Any,
     learning_rate: Any,
     key: jax.Array,
@@ -99,7 +99,7 @@ def guiding_gradients(
         return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1)
 
     def study_loss(params: PyTree, vectors: jax.Array) -> jax.Array:
-        loss = guided_loss(model, vectors, of, weight)
+        loss = guided_loss(model, vectors, read_outputs, weight)
         return mean_loss(params, studied, study_mask, loss, "study_dropout")
 
     params = variables.params

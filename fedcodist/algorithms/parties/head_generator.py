@@ -146,9 +146,9 @@ def train_generator(
         params, optimizer_state = carry
 
         def loss(params: PyTree) -> jax.Array:
-            own = keys.derive(key, index)
+            step_key = keys.derive(key, index)
             size, weight = settings.batch_size, hyper.diversity_weight
-            return generated_loss(settings, params, head, label_shares, size, own, weight)
+            return generated_loss(settings, params, head, label_shares, size, step_key, weight)
 
         value, gradient = jax.value_and_grad(loss)(params)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)

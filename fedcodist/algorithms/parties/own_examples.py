@@ -25,7 +25,7 @@ def label_sums(
     num_classes: int,
     preprocess: Preprocess,
     batch_size: int,
-    of: Callable[[Any], jax.Array],
+    read_outputs: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Sums of outputs per label [classes, ...], and numbers of examples per label [classes].
 
@@ -35,14 +35,16 @@ def label_sums(
       num_classes: labels.
       preprocess: that of training, which makes inputs and labels; it gets one fixed key.
       batch_size: examples per step, at most.
-      of: outputs -> array [batch, width].
+      read_outputs: outputs -> array [batch, width].
     """
     # A step is always full. With large steps, a party with few examples would compute as many outputs
     # as the party with the most.
     size = min(batch_size, -(-data.capacity // LEAST_STEPS))
 
     def answer(batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return of(model.apply(variables, batch)[0]), class_labels(batch["label"], num_classes)
+        return read_outputs(model.apply(variables, batch)[0]), class_labels(
+            batch["label"], num_classes
+        )
 
     outputs, labels = batches.on_examples(answer, data, preprocess, size)
     is_real = jnp.arange(data.capacity) < data.size

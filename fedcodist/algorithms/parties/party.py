@@ -203,7 +203,7 @@ def run_parties(
     everyone = all_clients(groups)
     # One set of masks for all architectures. Every device adds all masks, so they cancel on each device.
     mask = mask_of_round(reduce, cohort.clients, key)
-    totals, kept, metrics = {}, {}, {}
+    totals, new_states, metrics = {}, {}, {}
     for name, group in groups.items():
         places = np.searchsorted(everyone, group.clients)
         is_here = here[places]
@@ -226,18 +226,20 @@ def run_parties(
                 mask=mask,
             )
         totals[name] = result.total
-        kept[name], metrics[name] = result.client_states, result.metrics
+        new_states[name], metrics[name] = result.client_states, result.metrics
         if axis_name is not None:
             only_here = lambda leaf, is_here=is_here: jnp.where(
                 is_here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)
             )
-            kept[name], metrics[name] = jax.tree.map(only_here, (kept[name], metrics[name]))
+            new_states[name], metrics[name] = jax.tree.map(
+                only_here, (new_states[name], metrics[name])
+            )
     first = next(iter(totals))
-    for name, sent in totals.items():
+    for name, total in totals.items():
         promise = f"parties of {name!r} must send what those of {first!r} send"
-        check_same_shapes(promise, totals[first], sent)
+        check_same_shapes(promise, totals[first], total)
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *totals.values())
-    total, kept, metrics = sum_over_devices((total, kept, metrics), axis_name)
+    total, new_states, metrics = sum_over_devices((total, new_states, metrics), axis_name)
     names = party_names(groups)
     by_party = {
         f"{party}/{metric}": values[index]
@@ -257,8 +259,8 @@ def run_parties(
         }
     return PartiesResult(
         aggregate.pseudo_gradient,
-        {name: state for name, (state, _) in kept.items()},
-        {name: reports for name, (_, reports) in kept.items()},
+        {name: state for name, (state, _) in new_states.items()},
+        {name: reports for name, (_, reports) in new_states.items()},
         by_party,
     )
 
@@ -284,9 +286,9 @@ def init_models(
     """
 
     def stack(group: PartyGroup) -> Variables:
-        own = lambda client: group.model.init(keys.derive(key, "init", client))
+        initial_model = lambda client: group.model.init(keys.derive(key, "init", client))
         clients = np.full_like(group.clients, group.clients[0]) if same_start else group.clients
-        return jax.vmap(own)(jnp.asarray(clients))
+        return jax.vmap(initial_model)(jnp.asarray(clients))
 
     return {name: stack(group) for name, group in groups.items()}
 
@@ -326,12 +328,12 @@ def _client_update(
     result = update(model, message, party_state, data, key)
     metrics = result.metrics
     if "finite" in metrics:
-        sent = is_finite((result.sends, result.reports))
-        metrics = metrics | {"finite": metrics["finite"] & sent}
+        is_sent_finite = is_finite((result.sends, result.reports))
+        metrics = metrics | {"finite": metrics["finite"] & is_sent_finite}
     weight = jnp.asarray(result.weight, jnp.result_type(float))
     chex.assert_shape(weight, ())
-    kept = (result.state, result.reports)
-    return ClientResult(result.sends, {}, weight, kept, metrics, extra=data.size > 0)
+    state_and_reports = (result.state, result.reports)
+    return ClientResult(result.sends, {}, weight, state_and_reports, metrics, extra=data.size > 0)
 
 
 def _prepare_here(reduce: Reduce, result: ClientResult, key: jax.Array) -> PyTree:

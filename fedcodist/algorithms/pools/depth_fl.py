@@ -17,19 +17,20 @@ from fedcodist.algorithms.clients.fed_avg import (
     learning_rates,
     uniform_weight,
 )
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.levels import (
+    HeteroFLLevel,
     algorithm_of_levels,
     always,
+    check_levels,
     level_method,
-    mean_and_owners,
+    mean_and_holders,
     naming_level,
     part_of_leaves,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_columns, check_integer, check_number
+from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
@@ -40,7 +41,6 @@ from fedcodist.core.model import (
     Batch,
     Model,
     Variables,
-    check_stateless,
     in_float32,
     variable_shapes,
 )
@@ -101,12 +101,9 @@ def depth_fl(
       TypeError: a network without exits.
     """
     check_arguments(depth_fl, locals())
-    check_stateless("model", model)
-    check_columns("columns", columns)
+    check_levels(model, levels, columns)
     check_integer("ramp_up", ramp_up, low=0)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0)
-    if not levels:
-        raise ValueError("levels must hold at least one level, got none.")
     averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
     whole, shapes = averaging._replace(hyper=hyper), variable_shapes(model).params
     pools, parts = {}, {}
@@ -116,7 +113,7 @@ def depth_fl(
             part = part_of_leaves(shapes, variable_shapes(settings.model).params)
         parts[level] = always(part)
         update = _client_update(settings.model, training)
-        method = level_method(whole, settings.model, parts[level], update, mean_and_owners())
+        method = level_method(whole, settings.model, parts[level], update, mean_and_holders())
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
 
     def of_round(hyper: DepthFLHyper, round: jax.Array) -> DepthFLHyper:
@@ -167,9 +164,9 @@ def mutual_divergence(exits: tuple[jax.Array, ...]) -> jax.Array:
     """
     divergence, total = kl_divergence("forward"), jnp.zeros(exits[0].shape[0], exits[0].dtype)
     targets = [softened_target(jax.lax.stop_gradient(logits), 1.0) for logits in exits]
-    for own, logits in enumerate(exits):
-        for other, target in enumerate(targets):
-            if other != own:
+    for index, logits in enumerate(exits):
+        for other_index, target in enumerate(targets):
+            if other_index != index:
                 total = total + divergence(logits, target) / (len(exits) - 1)
     return total
 
@@ -178,7 +175,7 @@ def _exits(outputs: Any) -> tuple[jax.Array, ...]:
     """The exits' logits, of 16 bits as float32; raises TypeError for a network without exits."""
     if not isinstance(outputs, LayerOutputs) or not outputs.hidden:
         raise TypeError("DepthFL's networks must have exits, as `with_exits` makes them.")
-    if any(getattr(each, "shape", None) != outputs.logits.shape for each in outputs.hidden):
+    if any(getattr(logits, "shape", None) != outputs.logits.shape for logits in outputs.hidden):
         raise TypeError(
             "DepthFL's networks must return exits' logits [batch, classes] as `hidden`, got layers of "
             "another shape."

@@ -195,8 +195,8 @@ def _sampled(
 
 def _ensemble(average: Variables, *others: Variables | None) -> Ensemble:
     """A pool's teachers: its average, and others of leaves [members, ...]."""
-    parts = [jax.tree.map(lambda leaf: leaf[None], average), *others]
-    return concatenated(*(equal_weights(members) for members in parts if members is not None))
+    models = [jax.tree.map(lambda leaf: leaf[None], average), *others]
+    return concatenated(*(equal_weights(members) for members in models if members is not None))
 
 
 def mean_of_all(

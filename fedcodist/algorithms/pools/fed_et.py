@@ -181,7 +181,9 @@ def consensus_teacher(
 
     def answer(batch: Batch) -> jax.Array:
         logits = [
-            jax.lax.map(lambda one, model=model: logits_of(model.apply(one, batch)[0]), variables)
+            jax.lax.map(
+                lambda client, model=model: logits_of(model.apply(client, batch)[0]), variables
+            )
             for model, variables in members.values()
         ]
         return consensus_targets(jnp.concatenate(logits), diversity)

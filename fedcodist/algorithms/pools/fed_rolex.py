@@ -14,14 +14,13 @@ import optax
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, FedAvgServer, fed_avg
 from fedcodist.algorithms.pools.hetero_fl import (
     HeteroFLAdjustments,
-    HeteroFLLevel,
-    check_levels,
+    check_masks,
     pools_of_levels,
 )
-from fedcodist.algorithms.pools.levels import algorithm_of_levels
+from fedcodist.algorithms.pools.levels import HeteroFLLevel, algorithm_of_levels, check_levels
 from fedcodist.core.aggregation import Aggregate
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_integer
+from fedcodist.core.checks import check_integer, check_several
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod, single_model
@@ -89,7 +88,9 @@ def fed_rolex(
     """
     check_arguments(fed_rolex, locals())
     of_parts = HeteroFLAdjustments(adjustments.masked, adjustments.scaled)
-    check_levels(model, levels, layers, columns, training, of_parts)
+    check_levels(model, levels, columns)
+    check_several("layers", layers)
+    check_masks(model, columns, training, of_parts)
     check_integer("adjustments.units_per_round", adjustments.units_per_round, low=0, high=2**16)
     if WHOLE in levels:
         raise ValueError(f"levels must have other names than {WHOLE!r}, the whole network's.")

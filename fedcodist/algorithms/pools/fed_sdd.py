@@ -32,7 +32,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round, Selection
-from fedcodist.core.method import FederatedAlgorithm
+from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, Variables
 from fedcodist.distillation.cached_teacher import cached_answers
 from fedcodist.distillation.divergences import softened, softened_target
@@ -160,26 +160,19 @@ def fed_sdd(
         )
         # These models, before distillation, replace those of round t - R in the buffer.
         newest = stacked_models(groups, models)
-        kept = with_newest(state.buffer, state.weights, newest, round.index)
-        state = FedSDDState(models, *kept)
+        buffer, weights = with_newest(state.buffer, state.weights, newest, round.index)
+        state = FedSDDState(models, buffer, weights)
         if distillation.steps:
 
             def teach(models: dict[str, PyTree]) -> dict[str, PyTree]:
                 # Equations 4 and 5: S steps from w_{t,0} towards the mean of K R models' logits.
-                starts = {name: method.variables(models[name]) for name in students}
-                taught = distilled_students(
-                    dict.fromkeys(starts, method.model),
-                    starts,
-                    mean_logits(method.model, buffer_ensemble(state)),
-                    round,
-                    hyper,
-                    distillation,
-                    teaching,
+                teacher = mean_logits(method.model, buffer_ensemble(state))
+                learners = dict.fromkeys(students, method)
+                taught = taught_servers(
+                    learners, models, teacher, round, hyper, distillation, teaching
                 )
                 # Where k > 0, w*_{t,k} is w_{t,k}.
-                return models | {
-                    name: method.set_model(models[name], taught[name], False) for name in students
-                }
+                return models | taught
 
             models = jax.lax.cond(round.index >= teaching.warm_up, teach, lambda same: same, models)
         return state._replace(models=models), trained.client_states, trained.metrics
@@ -209,6 +202,32 @@ def fed_sdd(
 def buffer_ensemble(state: FedSDDState) -> Ensemble:
     """The ensemble of all aggregated models in the buffer."""
     return ensemble_of(state.buffer, state.weights)
+
+
+def taught_servers(
+    learners: Mapping[str, FederatedMethod],
+    servers: Mapping[str, PyTree],
+    teacher: Teacher,
+    round: Round,
+    hyper: Any,
+    distillation: Distillation,
+    teaching: FedSDDTeaching,
+) -> dict[str, PyTree]:
+    """The learners' servers after their models have learned from the teacher.
+
+    Args:
+      learners: name -> the method of the model that learns.
+      servers: name -> the method's server state, of these models and possibly of others.
+      teacher: an ensemble's mean logits.
+      round, hyper, distillation, teaching: as in `fed_sdd`.
+    """
+    starts = {name: method.variables(servers[name]) for name, method in learners.items()}
+    networks = {name: method.model for name, method in learners.items()}
+    taught = distilled_students(networks, starts, teacher, round, hyper, distillation, teaching)
+    return {
+        name: method.set_model(servers[name], taught[name], False)
+        for name, method in learners.items()
+    }
 
 
 def distilled_students(

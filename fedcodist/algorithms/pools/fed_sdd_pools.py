@@ -5,13 +5,13 @@ Song, 2023), appendix A.5. https://arxiv.org/abs/2312.17029
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, distilled_students
+from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, taught_servers
 from fedcodist.algorithms.pools.grouped_models import (
     MAIN,
     drawn_groups,
@@ -34,7 +34,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round, Selection
-from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
+from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables
 from fedcodist.distillation.ensembles import (
     ENSEMBLE,
@@ -42,7 +42,6 @@ from fedcodist.distillation.ensembles import (
     ensembles_predictor,
     mean_logits_of_all,
 )
-from fedcodist.distillation.loop import Teacher
 from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED, unlabelled_indices
 
@@ -112,9 +111,13 @@ def fed_sdd_pools(
     check_teaching(teaching, distillation, hyper)
     check_no_methods("methods", hyper.methods)
     groups = {name: _named_groups(name, pool, sizes[name]) for name, pool in pools.items()}
-    everyone = {group: part for parts in groups.values() for group, part in parts.items()}
+    all_groups = {
+        group: pool
+        for pools_of_groups in groups.values()
+        for group, pool in pools_of_groups.items()
+    }
     _check_group_names(groups)
-    students = list(everyone) if teaching.distilled == "all" else list(pools)
+    students = list(all_groups) if teaching.distilled == "all" else list(pools)
     models = {name: pool.method.model for name, pool in pools.items()}
 
     def select(round: jax.Array, key: jax.Array) -> Selection:
@@ -134,11 +137,11 @@ def fed_sdd_pools(
         new_states: dict[str, PyTree] = {}
         metrics: dict[str, jax.Array] = {}
         servers, buffers = dict(state.models), {}
-        for name, parts in groups.items():
+        for name, pools_of_groups in groups.items():
             trained_models, trained = train_groups(
-                parts,
-                {group: state.models[group] for group in parts},
-                {group: client_states[group] for group in parts},
+                pools_of_groups,
+                {group: state.models[group] for group in pools_of_groups},
+                {group: client_states[group] for group in pools_of_groups},
                 round,
                 hyper.methods[name],
                 execution,
@@ -146,7 +149,7 @@ def fed_sdd_pools(
             )
             servers, metrics = servers | trained_models, metrics | trained.metrics
             new_states |= trained.client_states
-            newest = stacked_models(parts, trained_models)
+            newest = stacked_models(pools_of_groups, trained_models)
             buffers[name], weights = with_newest(
                 state.buffers[name], state.weights, newest, round.index
             )
@@ -156,10 +159,9 @@ def fed_sdd_pools(
             def teach(servers: dict[str, PyTree]) -> dict[str, PyTree]:
                 # Appendix A.5: every architecture's main model learns from the same ensemble.
                 teacher = mean_logits_of_all(models, buffer_ensembles(state))
-                learners = {name: everyone[name].method for name in students}
-                learn = functools.partial(distilled_students, round=round, hyper=hyper)
+                learners = {name: all_groups[name].method for name in students}
                 return servers | taught_servers(
-                    learners, servers, teacher, learn, distillation, teaching
+                    learners, servers, teacher, round, hyper, distillation, teaching
                 )
 
             is_due = round.index >= teaching.warm_up
@@ -168,14 +170,16 @@ def fed_sdd_pools(
 
     algorithm = assemble(
         "fed_sdd_pools",
-        everyone,
+        all_groups,
         columns,
         hyper._replace(methods={name: pool.method.hyper for name, pool in pools.items()}),
         round_,
         data_set_sizes={UNLABELLED: num_unlabelled} if distillation.steps else {},
         servers=lambda state: state.models,
         hyper_of_methods=lambda hyper: {
-            group: hyper.methods[name] for name, parts in groups.items() for group in parts
+            group: hyper.methods[name]
+            for name, pools_of_groups in groups.items()
+            for group in pools_of_groups
         },
         drawn=pools,
         select=select,
@@ -197,8 +201,8 @@ def first_state(
 ) -> FedSDDPoolsState:
     """The state before the first round: buffers hold the initial models."""
     servers: dict[str, PyTree] = {}
-    for parts in groups.values():
-        servers |= first_models(parts, key)
+    for pools_of_groups in groups.values():
+        servers |= first_models(pools_of_groups, key)
     return started(groups, rounds_kept, servers)
 
 
@@ -207,30 +211,12 @@ def started(
 ) -> FedSDDPoolsState:
     """The state whose buffers hold the servers' models alone."""
     first = {
-        name: first_buffer(stacked_models(parts, servers), rounds_kept)
-        for name, parts in groups.items()
+        name: first_buffer(stacked_models(pools_of_groups, servers), rounds_kept)
+        for name, pools_of_groups in groups.items()
     }
     buffers = {name: buffer for name, (buffer, _) in first.items()}
     _, weights = next(iter(first.values()))
     return FedSDDPoolsState(servers, buffers, weights)
-
-
-def taught_servers(
-    learners: Mapping[str, FederatedMethod],
-    servers: Mapping[str, PyTree],
-    teacher: Teacher,
-    learn: Callable[..., dict[str, Variables]],
-    distillation: Distillation,
-    teaching: FedSDDTeaching,
-) -> dict[str, PyTree]:
-    """The servers of some groups after their models have learned from the teacher."""
-    starts = {name: method.variables(servers[name]) for name, method in learners.items()}
-    networks = {name: method.model for name, method in learners.items()}
-    taught = learn(networks, starts, teacher, distillation=distillation, teaching=teaching)
-    return {
-        name: method.set_model(servers[name], taught[name], False)
-        for name, method in learners.items()
-    }
 
 
 def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
@@ -241,8 +227,8 @@ def buffer_ensembles(state: FedSDDPoolsState) -> dict[str, Ensemble]:
 def _named_groups(pool_name: str, pool: Pool, sizes: list[int]) -> dict[str, Pool]:
     """A pool for each model: `<pool>` for the main model, `<pool>_model_1`, ..."""
     return {
-        pool_name if name == MAIN else f"{pool_name}_{name}": part
-        for name, part in groups_of(pool, sizes, f"pools[{pool_name!r}]").items()
+        pool_name if name == MAIN else f"{pool_name}_{name}": group
+        for name, group in groups_of(pool, sizes, f"pools[{pool_name!r}]").items()
     }
 
 
@@ -257,7 +243,7 @@ def _sizes_of(name: str, pool: Pool, num_models: int) -> list[int]:
 
 
 def _check_group_names(groups: Mapping[str, Mapping[str, Pool]]) -> None:
-    names = [ENSEMBLE, *(group for parts in groups.values() for group in parts)]
+    names = [ENSEMBLE, *(group for pools_of_groups in groups.values() for group in pools_of_groups)]
     if len(set(names)) < len(names):
         raise ValueError(
             f"pools must have names that tell their models and the {ENSEMBLE!r} apart, got "

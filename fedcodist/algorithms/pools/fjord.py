@@ -14,25 +14,22 @@ import numpy as np
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import client_result, fed_avg, learning_rates
-from fedcodist.algorithms.pools.hetero_fl import (
-    HeteroFLAdjustments,
-    HeteroFLLevel,
-    check_levels,
-)
 from fedcodist.algorithms.pools.hetero_fl_parts import part_of_level
 from fedcodist.algorithms.pools.levels import (
+    HeteroFLLevel,
     PartOf,
     algorithm_of_levels,
     always,
+    check_levels,
     level_method,
-    mean_and_owners,
+    mean_and_holders,
     naming_level,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_number
+from fedcodist.core.checks import check_number, check_several
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData
@@ -100,7 +97,8 @@ def fjord(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(fjord, locals())
-    check_levels(model, levels, layers, columns, training, HeteroFLAdjustments(masked=False))
+    check_levels(model, levels, columns)
+    check_several("layers", layers)
     check_number("hyper.distillation_weight", hyper.distillation_weight, low=0, high=1)
     check_number("hyper.temperature", hyper.temperature, above=0)
     averaging = fed_avg(model, training, server_optimizer, schedule, learning_rates(hyper))
@@ -121,7 +119,7 @@ def fjord(
                 within.append(width)
         network = with_ordered_dropout(networks[level], layers, within, self_distillation)
         update = _client_update(networks[level], network, training, self_distillation)
-        method = level_method(whole, networks[level], parts[level], update, mean_and_owners())
+        method = level_method(whole, networks[level], parts[level], update, mean_and_holders())
         pools[level] = Pool(method, settings.clients, settings.cohort_size)
     return algorithm_of_levels("fjord", whole, pools, parts, columns, hyper, execution)
 
@@ -192,7 +190,12 @@ def _client_update(
             return of_full + (1 - alpha) * of_drawn + alpha * towards_full
 
         trained = train_client(
-            *(ordered, training, message, data, key, hyper.client_learning_rate),
+            ordered,
+            training,
+            message,
+            data,
+            key,
+            hyper.client_learning_rate,
             loss_hook=loss if distilled else None,
         )
         return client_result(message, trained, weight=data.size, client_state=client_state)
@@ -210,12 +213,12 @@ def _widths(
     for level, network in networks.items():
         counts = counts_of(shapes, variable_shapes(network).params, units)
         widths[level] = {group: count.kept for group, count in counts.items()}
-    for one, width in widths.items():
-        for other, another in widths.items():
-            if not (_lies_within(width, another) or _lies_within(another, width)):
+    for level, width in widths.items():
+        for other_level, other_width in widths.items():
+            if not (_lies_within(width, other_width) or _lies_within(other_width, width)):
                 raise ValueError(
-                    f"levels must lie within one another, but {one!r} has {width} units and {other!r} "
-                    f"{another}."
+                    f"levels must lie within one another, but {level!r} has {width} units and "
+                    f"{other_level!r} {other_width}."
                 )
     return widths
 

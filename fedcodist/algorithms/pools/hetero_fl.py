@@ -8,43 +8,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.hetero_fl_parts import masked_update, part_of_level
 from fedcodist.algorithms.pools.levels import (
+    HeteroFLLevel,
     Part,
     PartOf,
     algorithm_of_levels,
+    check_levels,
     level_method,
-    mean_and_owners,
+    mean_and_holders,
     naming_level,
 )
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import Downlink
 from fedcodist.core.arguments import check_arguments
-from fedcodist.core.checks import check_columns, check_several
+from fedcodist.core.checks import check_several
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
-from fedcodist.core.model import Model, check_stateless
+from fedcodist.core.model import Model
 from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.schedules import Schedule, constant
-
-
-class HeteroFLLevel(NamedTuple):
-    """Clients of one complexity level.
-
-    Attributes:
-      model: the level's network, with at most as many units per hidden layer as the whole network.
-      clients: int [level], the clients' indices in the federated data. Levels may overlap.
-      cohort_size: clients drawn per round, without replacement, independently of other levels.
-    """
-
-    model: Model
-    clients: np.ndarray
-    cohort_size: int
 
 
 class HeteroFLAdjustments(NamedTuple):
@@ -103,27 +90,22 @@ def hetero_fl(
       ValueError: names the argument and what is allowed.
     """
     check_arguments(hetero_fl, locals())
-    check_levels(model, levels, layers, columns, training, adjustments)
+    check_levels(model, levels, columns)
+    check_several("layers", layers)
+    check_masks(model, columns, training, adjustments)
     whole = fed_avg(model, training, server_optimizer, schedule, hyper)
     pools, parts = pools_of_levels(whole, levels, layers, training, adjustments)
     whole = adjustments.wrapped(whole)  # all levels have its server
     return algorithm_of_levels("hetero_fl", whole, pools, parts, columns, hyper, execution)
 
 
-def check_levels(
+def check_masks(
     model: Model,
-    levels: Mapping[str, HeteroFLLevel],
-    layers: Sequence[str],
     columns: Mapping[str, Any],
     training: LocalTraining,
     adjustments: HeteroFLAdjustments,
 ) -> None:
-    """Raises ValueError or TypeError that names an argument of `hetero_fl` which is not allowed."""
-    check_stateless("model", model)
-    check_several("layers", layers)
-    check_columns("columns", columns)
-    if not levels:
-        raise ValueError("levels must hold at least one level, got none.")
+    """Raises ValueError that names `adjustments.masked` if clients could not use masks."""
     if adjustments.masked and "label" not in columns:
         raise ValueError(
             f"adjustments.masked must be False for columns without 'label', got {sorted(columns)}."
@@ -163,7 +145,7 @@ def pools_of_levels(
             )
         part = _beginning_with(part_at, first_unit)
         update = masked_update(network, training, adjustments.masked)
-        reduce = mean_and_owners(layers[-1] if adjustments.masked else None)
+        reduce = mean_and_holders(layers[-1] if adjustments.masked else None)
         method = adjustments.wrapped(level_method(whole, network, part, update, reduce))
         _check_privacy(method)
         _check_downlink(method)

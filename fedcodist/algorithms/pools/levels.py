@@ -6,19 +6,35 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools
 from fedcodist.core import keys
-from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce
+from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, divided_by_holders
+from fedcodist.core.checks import check_columns
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
-from fedcodist.core.model import Model, Variables, variable_shapes
+from fedcodist.core.model import Model, Variables, check_stateless, variable_shapes
 from fedcodist.core.trees import named_leaves
 from fedcodist.models.submodels import gathered, scattered
 
 PyTree = Any
+
+
+class HeteroFLLevel(NamedTuple):
+    """Clients of one complexity level.
+
+    Attributes:
+      model: the level's network, with at most as many units per hidden layer as the whole network.
+      clients: int [level], the clients' indices in the federated data. Levels may overlap.
+      cohort_size: clients drawn per round, without replacement, independently of other levels.
+    """
+
+    model: Model
+    clients: np.ndarray
+    cohort_size: int
 
 
 class Part(NamedTuple):
@@ -84,6 +100,16 @@ def always(part: Part) -> PartOf:
     return lambda server: part
 
 
+def check_levels(
+    model: Model, levels: Mapping[str, HeteroFLLevel], columns: Mapping[str, Any]
+) -> None:
+    """Raises ValueError or TypeError that names an argument which no method of levels allows."""
+    check_stateless("model", model)
+    check_columns("columns", columns)
+    if not levels:
+        raise ValueError("levels must hold at least one level, got none.")
+
+
 @contextlib.contextmanager
 def naming_level(level: str) -> Iterator[None]:
     """Puts the level's name before messages of ValueErrors."""
@@ -103,7 +129,7 @@ def level_method(
       network: the level's network.
       part: which parameters of the whole network it has.
       client_update: of a FederatedMethod, for the level's network.
-      reduce: made by `mean_and_owners`.
+      reduce: made by `mean_and_holders`.
     """
 
     def variables(server: PyTree) -> Variables:
@@ -153,7 +179,7 @@ def algorithm_of_levels(
         trained = train_pools(pools, same(state), client_states, round, of_clients, execution)
         # Each parameter moves by the mean over the clients that had it; others keep the old value.
         of_round = {level: part(state) for level, part in parts.items()}
-        update = mean_of_owners(trained.aggregates, of_round, shapes)
+        update = mean_over_levels(trained.aggregates, of_round, shapes)
         weight = jnp.sum(jnp.stack([aggregate.weight for aggregate in trained.aggregates.values()]))
         state = whole.server_update(state, Aggregate(update, {}, weight), round.index, hyper)
         return state, trained.client_states, trained.metrics
@@ -162,7 +188,11 @@ def algorithm_of_levels(
     is_whole = lambda pool: variable_shapes(pool.method.model).params == shapes
     start = [level for level, pool in pools.items() if is_whole(pool)][-1:] or ["whole"]
     algorithm = assemble(
-        *(name, pools, columns, hyper, round_),
+        name,
+        pools,
+        columns,
+        hyper,
+        round_,
         servers=same,
         has_server=False,
         hyper_of_methods=same,
@@ -170,7 +200,7 @@ def algorithm_of_levels(
     return algorithm._replace(init=lambda key: whole.init(keys.derive(key, "init", start[0])))
 
 
-def mean_of_owners(
+def mean_over_levels(
     aggregates: Mapping[str, Aggregate], parts: Mapping[str, Part], shapes: PyTree
 ) -> PyTree:
     """The mean of every parameter of the whole network over the clients that had it; 0 if none had it.
@@ -182,7 +212,7 @@ def mean_of_owners(
       shapes: of the whole.
     """
     total = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
-    owners = total
+    holders = total
     for level, aggregate in aggregates.items():
         held = jax.tree.map(
             lambda leaf, by: jnp.broadcast_to(by, leaf.shape),
@@ -193,11 +223,11 @@ def mean_of_owners(
         add = lambda tree, part, level=level: jax.tree.map(
             jnp.add, tree, parts[level].put_back(part)
         )
-        total, owners = add(total, weighted_sum), add(owners, held)
-    return jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), total, owners)
+        total, holders = add(total, weighted_sum), add(holders, held)
+    return divided_by_holders(total, holders)
 
 
-def mean_and_owners(last: str | None = None) -> Reduce:
+def mean_and_holders(last: str | None = None) -> Reduce:
     """The weighted mean of every parameter over a level's clients that had it, and their weights' sum.
 
     A client has all of its network's parameters. But if its `extra` says which classes it has, it only
@@ -215,7 +245,6 @@ def mean_and_owners(last: str | None = None) -> Reduce:
 
     def finalize(total: PyTree, message: PyTree, key: jax.Array) -> Aggregate:
         update, held, weight = total
-        mean = jax.tree.map(lambda leaf, by: leaf / jnp.where(by > 0, by, 1), update, held)
-        return Aggregate(mean, message.mutable, weight, held)
+        return Aggregate(divided_by_holders(update, held), message.mutable, weight, held)
 
     return Reduce(prepare, finalize, is_mean=last is None)

@@ -149,7 +149,7 @@ def _check_names_of_models(pools: Mapping[str, Pool]) -> None:
     """Raises ValueError if two models would have one name, and so one place in the results."""
     pool_of: dict[str, str] = {}
     for name, pool in pools.items():
-        for model in (name, *(f"{name}_{one}" for one in pool.method.personal_models)):
+        for model in (name, *(f"{name}_{personal}" for personal in pool.method.personal_models)):
             for called in (model, f"{model}{FINE_TUNED}"):
                 if called in pool_of:
                     raise ValueError(
@@ -208,13 +208,13 @@ def client_models(
       servers, hyper_of_methods: as in `assemble`.
     """
     method = pool.method
-    called = {SHARED_MODEL: name} | {one: f"{name}_{one}" for one in method.personal_models}
+    called = {SHARED_MODEL: name} | {kind: f"{name}_{kind}" for kind in method.personal_models}
 
     def variables(state: PyTree, client_state: PyTree) -> dict[str, Variables]:
         server = servers(state)[name]
         return {name: method.variables(server)} | {
-            called[one]: personal.variables(server, client_state)
-            for one, personal in method.personal_models.items()
+            called[kind]: personal.variables(server, client_state)
+            for kind, personal in method.personal_models.items()
         }
 
     def fine_tuned(
@@ -222,13 +222,13 @@ def client_models(
     ) -> dict[str, Variables]:
         server, hyper_of_pool = servers(state)[name], hyper_of_methods(hyper)[name]
         models = fine_tuned_models(method, server, client_state, data, key, hyper_of_pool)
-        return {f"{called[one]}{FINE_TUNED}": model for one, model in models.items()}
+        return {f"{called[kind]}{FINE_TUNED}": model for kind, model in models.items()}
 
     networks = {SHARED_MODEL: method.model}
-    networks |= {one: personal.model for one, personal in method.personal_models.items()}
+    networks |= {kind: personal.model for kind, personal in method.personal_models.items()}
     predictors = {
-        f"{called[one]}{ending}": single_model(network, lambda values: values)
-        for one, network in networks.items()
+        f"{called[kind]}{ending}": single_model(network, lambda values: values)
+        for kind, network in networks.items()
         for ending in ("", FINE_TUNED)
     }
     return ClientModels(pool.clients, predictors, variables, fine_tuned)
@@ -278,7 +278,7 @@ def check_pool(where: str, pool: Pool) -> Pool:
         )
     if pool.method.num_clients not in (None, clients.size):
         raise ValueError(
-            f"{where}.method must be told of the pool's {clients.size} clients, its num_clients is "
+            f"{where}.method must be made with num_clients={clients.size}, the pool's, got "
             f"{pool.method.num_clients}."
         )
     checked = pool._replace(clients=clients)
@@ -286,9 +286,9 @@ def check_pool(where: str, pool: Pool) -> Pool:
     return checked
 
 
-def check_no_methods(field: str, given: Any) -> None:
+def check_no_methods(field: str, hyper_of_methods: Any) -> None:
     """Raises ValueError for hyper-parameters beside those that the pools' methods bring along."""
-    if given:
+    if hyper_of_methods:
         raise ValueError(
             f"hyper.{field} must be left out: the hyper-parameters of a pool's method are those with "
             "which it was made."
@@ -305,8 +305,8 @@ def _check_cohorts(where: str, pool: Pool) -> None:
     expected = pool.method.privacy.expected_clients
     if pool.poisson is not None and expected is None:
         raise ValueError(
-            f"{where}.method must be private with expected_clients={pool.cohort_size}: the number of "
-            "clients in a Poisson cohort would tell of each."
+            f"{where}.method must be private with expected_clients={pool.cohort_size}: otherwise the "
+            "size of a Poisson cohort shows whether a client took part."
         )
     if expected not in (None, pool.cohort_size):
         raise ValueError(
@@ -327,7 +327,7 @@ def _check_bands(where: str, pool: Pool, bands: int) -> None:
 
 def check_fixed_cohorts(name: str, pools: Mapping[str, Pool]) -> dict[str, Pool]:
     """The pools. Raises ValueError for Poisson cohorts, in methods with a fixed number of clients."""
-    return {each: check_fixed_cohort("pools", name, pool) for each, pool in pools.items()}
+    return {pool_name: check_fixed_cohort("pools", name, pool) for pool_name, pool in pools.items()}
 
 
 def check_fixed_cohort(where: str, name: str, pool: Pool) -> Pool:

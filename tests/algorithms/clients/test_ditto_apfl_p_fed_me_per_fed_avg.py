@@ -36,9 +36,9 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

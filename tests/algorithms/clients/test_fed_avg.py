@@ -15,9 +15,11 @@ from quick_compilation import QUICK
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.core.for_each_client import Execution, for_each_client
+from fedcodist.core.from_haiku import from_haiku
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Cohort
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen, from_haiku
+from fedcodist.core.model import Variables
 from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.models.digits import MLP, BatchNormMLP
 

@@ -689,10 +689,10 @@ def made(teacher=LARGE, student=SMALL, **options):
         (made(hyper=FedKDHyper(float("nan"))), "hyper.teacher_learning_rate must be finite"),
         (
             made(network((5, 4, 4)), network((4, 4))),
-            "student's hidden states must be of as many layers as divide the teacher's 3, got 2",
+            "student's number of layers with hidden states must divide the teacher's 3, got 2",
         ),
-        (made(SMALL, LARGE), "as divide the teacher's 2, got 4"),
-        (made(LARGE, network((3,), shows_layers=False)), "as divide the teacher's 4, got 0"),
+        (made(SMALL, LARGE), "must divide the teacher's 2, got 4"),
+        (made(LARGE, network((3,), shows_layers=False)), "must divide the teacher's 4, got 0"),
         (
             made(network((3,)), network((8,)), mutual=MutualLosses(hidden_map="identity")),
             "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
@@ -706,7 +706,7 @@ def made(teacher=LARGE, student=SMALL, **options):
         ),
         (
             made(reading_two_inputs((5,)), network((3,))),
-            "student's hidden states must be of as many inputs as the teacher's 2, got 1",
+            "student must have hidden states for as many inputs as the teacher, 2, got 1",
         ),
         (made(training=TRAINING._replace(epochs=0)), "training.epochs must be at least 1"),
     ],

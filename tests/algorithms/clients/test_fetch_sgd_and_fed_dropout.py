@@ -24,9 +24,10 @@ from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.cnn import CNN

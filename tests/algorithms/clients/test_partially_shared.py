@@ -45,9 +45,11 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import HostClientStates
 from fedcodist.core.communication import communication_of
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.core.inputs import Examples
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen, from_flax_nnx, variable_shapes
+from fedcodist.core.model import variable_shapes
 from fedcodist.core.parts import choice_of, part, rest
 from fedcodist.core.trees import named_leaves
 from fedcodist.distillation.loop import distill
@@ -404,7 +406,7 @@ def test_fed_bn_shares_the_other_layers_of_a_block_of_layers():
         "Dense_0/kernel",
     ]
     hk = pytest.importorskip("haiku")
-    from fedcodist.core.model import from_haiku
+    from fedcodist.core.from_haiku import from_haiku
 
     class HaikuNorm(hk.Module):
         def __call__(self, x, is_training):
@@ -440,7 +442,7 @@ def test_patterns_choose_names_in_flax_nnx_and_haiku():
     assert chosen(normalised(), lambda path: path == "Dense_1/bias") == ["Dense_1/bias"]
     assert chosen(normalised(), "Dense_1/kernel") == ["Dense_1/kernel"]
     hk = pytest.importorskip("haiku")
-    from fedcodist.core.model import from_haiku
+    from fedcodist.core.from_haiku import from_haiku
 
     of_haiku = from_haiku(
         lambda x, is_training: hk.Linear(3, name="out")(
@@ -501,7 +503,7 @@ def test_the_two_parts_make_the_whole():
         ),
         (
             lambda: partially_shared(fetch_sgd(MODEL), "head"),
-            r"^method must send how far its clients came from its model, got fetch_sgd",
+            r"^method's clients must send the received model minus the trained one, got fetch_sgd",
         ),
         (
             lambda: partially_shared(compressed(averaging(), 3, quantisation(8)), "head"),

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.algorithms.parties import fed_md as fed_md_module
-from fedcodist.algorithms.parties.alignment import Alignment, sent
+from fedcodist.algorithms.parties.alignment import Alignment, message_of_scores
 from fedcodist.algorithms.parties.digest_and_revisit import mean_absolute_error
 from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties.groups import PartyGroup, check_groups
 from fedcodist.algorithms.parties.party import PARTIES, PartyResult, _client_update, run_parties
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.metrics import accuracy
-from fedcodist.core.model import Model, Variables, cross_entropy, from_flax_linen
+from fedcodist.core.model import Model, Variables, cross_entropy
 from fedcodist.core.shuffling import stratified_sample
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.fed_md import FedMDNetwork
@@ -554,7 +555,7 @@ def test_nothing_but_scores_leaves_a_party():
     data = ClientData({"image": images}, scalar, scalar, scalar, 5000, False)
     with jax.enable_x64(False):
         variables = jax.eval_shape(model.init, jax.random.key(0))
-        say = lambda variables, data: sent(model, variables, 1.0, data, DIGEST, 500)
+        say = lambda variables, data: message_of_scores(model, variables, 1.0, data, DIGEST, 500)
         result = jax.eval_shape(say, variables, data)
     leaves = jax.tree.leaves(result._replace(weight=None))
     assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [((5000, 16), jnp.float32)]
@@ -606,7 +607,7 @@ def test_what_is_sent_is_of_evaluation_mode():
     batch = {"image": jnp.asarray(draw.normal(size=(7, *shape)))}
     count = jnp.asarray(7)
     data = ClientData(batch, jnp.asarray(0), count, count, 7, False)
-    found = sent(model, variables, 1.0, data, DIGEST, batch_size=3)
+    found = message_of_scores(model, variables, 1.0, data, DIGEST, batch_size=3)
     expected = model.apply(variables, batch, train=False)[0]
     np.testing.assert_allclose(found.sends, expected, rtol=1e-6)
     in_training = model.apply(

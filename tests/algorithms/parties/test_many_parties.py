@@ -13,8 +13,8 @@ from fedcodist.algorithms.parties.fed_md import fed_md, keras_adam
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import MLP
 from fedcodist.models.fed_md import TABLE_1, FedMDNetwork, narrower

@@ -23,9 +23,10 @@ from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistil
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.core.aggregation import Aggregate
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples, Inputs, Round
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.loop import Distilled, frozen
 from fedcodist.distillation.settings import Distillation

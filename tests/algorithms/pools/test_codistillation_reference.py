@@ -17,10 +17,11 @@ from fedcodist.algorithms.pools.merged_codistillation import merged_codistillati
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData, Examples, Round
 from fedcodist.core.local_training import LocalTraining, _example_order
 from fedcodist.core.method import client_key
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.core.schedules import linear_decay
 from fedcodist.data import augmentation
 from fedcodist.data.federated_data import FederatedData

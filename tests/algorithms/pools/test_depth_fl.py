@@ -19,14 +19,15 @@ from fedcodist.algorithms.pools.depth_fl import (
     mutual_divergence,
     ramp,
 )
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.layer_outputs import LayerOutputs
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen, variable_shapes
+from fedcodist.core.model import variable_shapes
 from fedcodist.models.digits import MLP
 from fedcodist.models.exits import DenseBlock, Exits, with_exits
 from fedcodist.run.experiment import Experiment, run_experiment

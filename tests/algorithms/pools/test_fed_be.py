@@ -23,9 +23,9 @@ from fedcodist.algorithms.pools.fed_be import (
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.client_states import device_client_states
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples, Round
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.distillation.loop import distill
 from fedcodist.distillation.settings import Distillation
 from fedcodist.distillation.unlabelled_batches import UNLABELLED

@@ -10,13 +10,14 @@ from softmax_regression import random_clients
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
 from fedcodist.algorithms.pools.fed_rolex import FedRolexAdjustments, fed_rolex
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, HeteroFLLevel, hetero_fl
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, hetero_fl
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.digits import MLP
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.sources import resident_data

@@ -33,9 +33,10 @@ from fedcodist.algorithms.pools.pool_rounds import TrainedPools
 from fedcodist.compression.compressed import compressed
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.client_states import device_client_states
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Round, Selection
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import Variables, from_flax_linen
+from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.ensembles import ENSEMBLE, without_worst
 from fedcodist.distillation.settings import Distillation

@@ -18,15 +18,16 @@ from fedcodist.algorithms.pools.fjord import (
     fjord,
     with_ordered_dropout,
 )
-from fedcodist.algorithms.pools.hetero_fl import HeteroFLLevel
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key
-from fedcodist.core.model import Variables, from_flax_linen, variable_shapes
+from fedcodist.core.model import Variables, variable_shapes
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP
 from fedcodist.models.submodels import chain_units, gathered, places_of, with_first_units

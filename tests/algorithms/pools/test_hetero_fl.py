@@ -13,13 +13,10 @@ from on_one_device import after_one_round
 from softmax_regression import random_clients, softmax_regression
 
 from fedcodist.algorithms.clients.fed_avg import FedAvgHyper, fed_avg
-from fedcodist.algorithms.pools.hetero_fl import (
-    HeteroFLAdjustments,
-    HeteroFLLevel,
-    hetero_fl,
-)
+from fedcodist.algorithms.pools.hetero_fl import HeteroFLAdjustments, hetero_fl
 from fedcodist.algorithms.pools.hetero_fl_parts import classes_of, scaled_by_share
 from fedcodist.algorithms.pools.independent_pools import independent_pools
+from fedcodist.algorithms.pools.levels import HeteroFLLevel
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.compression.compressed import compressed
 from fedcodist.compression.quantisation import quantisation
@@ -27,9 +24,9 @@ from fedcodist.compression.top_k import top_k
 from fedcodist.core.client_states import device_client_states
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.for_each_client import Execution
+from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.model import from_flax_linen
 from fedcodist.models.cnn import CNN
 from fedcodist.models.digits import MLP, BatchNormMLP
 from fedcodist.run.placement import AXIS, replicate
