@@ -142,7 +142,8 @@ def top_k(k: int, label: str = "label") -> Statistic:
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if not 0 < k <= outputs.shape[-1]:
             raise ValueError(f"k must be from 1 to the {outputs.shape[-1]} classes, got {k!r}.")
-        _, largest = jax.lax.top_k(outputs, k)
+        # Not -0.0, which `top_k` takes for smaller than 0.0.
+        _, largest = jax.lax.top_k(jnp.where(outputs == 0, 0, outputs), k)
         is_among = jnp.any(largest == _labels(outputs, batch, label)[..., None], axis=-1)
         hit = is_among.astype(jnp.float32)
         return hit, jnp.ones_like(hit)

@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score, f1_score, top_k_accuracy_sc
 from fedcodist.core.example_losses import checked_statistic
 from fedcodist.core.method import single_model
 from fedcodist.core.metrics import (
+    accuracy,
     added,
     average_precision,
     grouped_sums,
@@ -121,6 +122,11 @@ def test_counts_of_many_examples_are_exact():
     whole = summed(metric, jax.ShapeDtypeStruct((3,), bool))
     total = added(jnp.int32(2**24), whole.evaluate(jnp.ones(3), {}, jnp.array([1.0, 0, 0])))
     assert whole.init().dtype == jnp.int32 and int(total) == 2**24 + 1
+
+
+def test_zeros_of_both_signs_are_a_tie():
+    outputs, batch = jnp.array([[-0.0, 0.0]]), {"label": jnp.array([0])}
+    assert top_k(1)(outputs, batch)[0].tolist() == [1.0] == accuracy()(outputs, batch)[0].tolist()
 
 
 def test_top_k_is_scikit_learns():
