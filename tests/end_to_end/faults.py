@@ -36,7 +36,7 @@ def main() -> int:
 
 def inject(where: str, round_: str, action: str, marker: Path) -> None:
     from fedcodist.core import files
-    from fedcodist.run import experiment, run_folder
+    from fedcodist.run import run_folder, training_loop
 
     def act():
         marker.touch()
@@ -48,7 +48,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
 
     append, check, write = (
         run_folder.RunFolder.append_metrics,
-        experiment.check_finite,
+        training_loop.check_finite,
         files.write_all,
     )
 
@@ -74,7 +74,7 @@ def inject(where: str, round_: str, action: str, marker: Path) -> None:
     if where == "metrics":
         run_folder.RunFolder.append_metrics = append_metrics
     elif where == "training":
-        experiment.check_finite = check_finite
+        training_loop.check_finite = check_finite
     else:
         files.write_all = write_all
 

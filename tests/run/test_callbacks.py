@@ -18,8 +18,7 @@ from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run import callbacks as callbacks_module
-from fedcodist.run import experiment as loop
-from fedcodist.run import kept, programs
+from fedcodist.run import kept, programs, training_loop
 from fedcodist.run.callbacks import Decision, call_callbacks
 from fedcodist.run.csv_logger import CSVLogger
 from fedcodist.run.experiment import Experiment, run_experiment
@@ -104,8 +103,9 @@ def whole(tmp_path_factory, one_compilation):
 
 
 def test_callbacks_get_the_models_where_they_ask_for_them(whole, monkeypatch):
-    copies, models_of = [], loop._models
-    monkeypatch.setattr(loop, "_models", lambda *a: (copies.append(1), models_of(*a))[1])
+    copies, models_of = [], training_loop.models_on_host
+    copied = lambda *arguments: (copies.append(1), models_of(*arguments))[1]
+    monkeypatch.setattr(training_loop, "models_on_host", copied)
     seen, lines, told = {}, [], []
 
     def watch(records, models):
@@ -123,7 +123,7 @@ def test_callbacks_get_the_models_where_they_ask_for_them(whole, monkeypatch):
             told.append(summary)
 
     outcome = run_experiment(experiment(), callbacks=[watch, Watcher(), lines.append], **SETTINGS)
-    assert len(copies) == 3  # two that were asked for, and the run's own
+    assert len(copies) == 2  # those that were asked for
     assert same(seen[5], outcome.variables) and same(outcome.variables, whole[0].variables)
     assert same(seen[2], run_experiment(experiment(rounds=2), show_progress=False).variables)
     assert not same(seen[2], seen[5])

@@ -21,8 +21,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import from_flax_linen
 from fedcodist.core.schedules import constant
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.run import blocks, metrics_lines, metrics_text, programs
-from fedcodist.run import experiment as loop
+from fedcodist.run import blocks, metrics_lines, metrics_text, programs, training_loop
 from fedcodist.run.checkpoint import load_checkpoint
 from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import (
@@ -144,7 +143,8 @@ def test_a_run_that_is_evaluated_at_its_end_has_room_for_its_own_rounds(monkeypa
     """Some write 10**9, and the metrics of so many rounds would take gigabytes."""
     intervals = []
     monkeypatch.setattr(
-        loop, "build_programs", lambda algorithm, interval, *others: intervals.append(interval)
+        "fedcodist.run.experiment.build_programs",
+        lambda algorithm, interval, *others: intervals.append(interval),
     )
     for rounds, every in ((5, 2), (5, 10**9), (5000, 10**9)):
         experiment_programs(make_experiment(rounds, evaluate_every=every))
@@ -189,9 +189,9 @@ def test_programs_of_another_experiment_are_refused(settings, message):
     if "hyper_per_seed" in settings:
         compiled = compiled._replace(made_of=compiled.made_of._replace(hyper_per_seed=True))
     if message is None:
-        check_programs(compiled.made_of, loop._made_of(experiment))
+        check_programs(compiled.made_of, experiment_programs(experiment).made_of)
         return
-    with pytest.raises(ValueError, match=rf"^programs must .*{message}") as raised:
+    with pytest.raises(ValueError, match=rf"^programs .*{message}") as raised:
         run_experiment(experiment, programs=compiled)
     assert "\n" not in str(raised.value)
 
@@ -297,7 +297,7 @@ def test_rounds_are_timed_without_the_first_that_compiles(monkeypatch):
     """By a clock on which a second passes from one look to the next."""
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(training_loop, "time", clock)
     trained = []
 
     def in_blocks(*arguments):
@@ -312,7 +312,7 @@ def test_rounds_are_timed_without_the_first_that_compiles(monkeypatch):
 
         return slow_at_first
 
-    monkeypatch.setattr(loop, "in_blocks", in_blocks)
+    monkeypatch.setattr(training_loop, "in_blocks", in_blocks)
     summary = run_experiment(make_experiment()).summary
     assert trained[0] == 1 and sum(trained) == 5
     assert 0 < summary["seconds_per_round"] < 10 < 1000 < summary["seconds"]
