@@ -28,9 +28,8 @@ from fedcodist.datasets.preparation import Show, check_is_file
 
 NUM_LABELS = 1000
 NUM_IMAGES = 1_281_167
-MOST_DRAWN = (
-    10 * 128_116
-)  # the smallest of the ten files has so many images, and each gives as many
+# The smallest of the ten files has so many images, and each gives as many.
+MOST_DRAWN = 10 * 128_116
 # The last of the ten has seven images more than the others.
 LARGEST_BATCH = 128_123
 # A pickled batch has 395 MB; a far larger one is malicious.
