@@ -245,10 +245,9 @@ def _typed_example(
 def _bytes_array(name: str, values: list[bytes], dtype: np.dtype) -> np.ndarray:
     if dtype.kind != "S" and values:
         raise ValueError(f"feature {name!r} is a bytes_list, which cannot fill dtype {dtype}")
-    # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-    if any(value.endswith(b"\0") for value in values):
-        raise ValueError(f"feature {name!r} has bytes that end in NUL")
-    return np.array(values, dtype=dtype)
+    array = np.array(values, dtype=dtype)
+    check_fixed_width(f"feature {name!r}", array, values)
+    return array
 
 
 def _number_array(name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
