@@ -138,7 +138,11 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         examples = {name: prepared[name] for name in ("train", "held_out", "test")}
         check_columns("data.folder", settings.folder, examples, ("tokens", "label"))
     vocabulary = prepared["vocabulary"]
-    splits = {name: _together(name, prepared[name]) for name in ("held_out", "test")}
+    # One client has all examples, so that metrics are over all of them.
+    splits = {
+        name: FederatedData.of_one_client(prepared[name].columns, name)
+        for name in ("held_out", "test")
+    }
     train, count, seed = prepared["train"], settings.num_clients, settings.seed
     copies = settings.get("positive_copies", 1)
     with named("data."):
@@ -260,10 +264,3 @@ def _classifier(classes: int, encoder: Encoder | OneLayer, pooling: Pooling = "a
         "average_precision": metrics.average_precision(),
     }
     return model._replace(metrics={**model.metrics, **metrics_of_logits(of_class_1)})
-
-
-def _together(name: str, data: FederatedData) -> FederatedData:
-    """The examples of all clients as one client's, so that metrics are over all examples."""
-    return FederatedData.from_arrays(
-        data.columns, offsets=[0, data.num_examples], client_ids=[name]
-    )

@@ -152,8 +152,7 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
     columns = {
         name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names
     }
-    count = sum(data.num_examples for data in splits.values())
-    return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
+    return FederatedData.of_one_client(columns, "all")
 
 
 def _can_be_joined(column: np.ndarray, other: np.ndarray) -> bool:
@@ -222,7 +221,7 @@ def _without_validation(
         draw = np.random.default_rng([seed, *b"validation"])
         is_apart[draw.choice(clients.num_examples, count, replace=False)] = True
     columns = {name: column[is_apart] for name, column in clients.columns.items()}
-    validation = FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["validation"])
+    validation = FederatedData.of_one_client(columns, "validation")
     return _with_examples(clients, np.flatnonzero(~is_apart)), {"validation": validation}
 
 

@@ -90,10 +90,7 @@ def text_splits(
         name: _federated({user: chosen[user] for user in users_of[name]}, vocabulary, lengths[name])
         for name in SPLITS
     }
-    words = np.array(vocabulary.words)
-    splits["vocabulary"] = FederatedData.from_arrays(
-        {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
-    )
+    splits["vocabulary"] = vocabulary_split(vocabulary)
     return splits
 
 
@@ -102,6 +99,11 @@ def check_shares(name: str, shares: Sequence[float]) -> None:
     # In this form NaN is refused too.
     if len(shares) != len(SPLITS) or not (min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
         raise ValueError(f"{name} must be {len(SPLITS)} positive numbers of sum 1, got {shares!r}")
+
+
+def vocabulary_split(vocabulary: Vocabulary) -> FederatedData:
+    """The words as a split of prepared data: column `word`, by number."""
+    return FederatedData.of_one_client({"word": np.array(vocabulary.words)}, "vocabulary")
 
 
 def vocabulary_of(splits: Mapping[str, FederatedData]) -> Vocabulary:

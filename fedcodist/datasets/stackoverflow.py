@@ -25,7 +25,7 @@ import numpy as np
 from fedcodist.core.child_processes import end_with_parent
 from fedcodist.data.federated_data import FederatedData, client_id_array
 from fedcodist.data.partition import split_clients
-from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
+from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH, vocabulary_split
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff_sqlite import sqlite_database
 from fedcodist.data.vocabulary import Vocabulary
@@ -165,10 +165,7 @@ def prepare_stackoverflow(
         show(f"joining {name}", 0.9 + 0.025 * number)
         paths_of_split, first = paths[first : first + len(shards[name])], first + len(shards[name])
         splits[name] = _joined(paths_of_split, name, limits[name], work, skipped)
-    words = np.array(vocabulary.words)
-    splits["vocabulary"] = FederatedData.from_arrays(
-        {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
-    )
+    splits["vocabulary"] = vocabulary_split(vocabulary)
     return Prepared(splits, dict(sorted(skipped.items())))
 
 

@@ -195,8 +195,7 @@ def splits_of(
     splits = {name: clients.select(indices) for name, indices in groups.items()}
     if "distillation" in splits:
         splits["distillation"] = splits["distillation"].keep("image")
-    offsets = [0, len(test["image"])]
-    splits["test"] = FederatedData.from_arrays(test, offsets=offsets, client_ids=["test"])
+    splits["test"] = FederatedData.of_one_client(test, "test")
     return splits
 
 
