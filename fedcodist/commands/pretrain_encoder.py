@@ -168,7 +168,7 @@ def _texts(settings: argparse.Namespace) -> "tuple[dict[str, FederatedData], Ber
     if len(tokens) <= held_out:
         raise ValueError(f"--split {settings.split} must have at least 2 texts.")
     texts = {
-        name: FederatedData.from_arrays({"tokens": part}, offsets=[0, len(part)])
+        name: FederatedData.of_one_client({"tokens": part})
         for name, part in (("train", tokens[held_out:]), ("held_out", tokens[:held_out]))
     }
     return texts, vocabulary

@@ -15,21 +15,11 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.layer_outputs import metrics_of_logits
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import iid, merge_clients
+from fedcodist.data.partition import iid
 from fedcodist.models.submodels import Units
-from fedcodist.text.bert import (
-    TABLES,
-    Encoder,
-    bert_base,
-    bert_mini,
-    encoder_units,
-    first_layers,
-    narrowed,
-    with_embeddings,
-    with_encoder,
-    with_frozen_tables,
-)
+from fedcodist.text.bert import TABLES, Encoder, bert_base, bert_mini
 from fedcodist.text.bert_weights import (
     check_vocabulary,
     load_embeddings,
@@ -37,6 +27,13 @@ from fedcodist.text.bert_weights import (
     stored_encoder,
 )
 from fedcodist.text.candidates import all_candidates, sampled_candidates
+from fedcodist.text.encoder_start import (
+    first_layers,
+    with_embeddings,
+    with_encoder,
+    with_frozen_tables,
+)
+from fedcodist.text.encoder_units import encoder_units, narrowed
 from fedcodist.text.news import news_recommender
 from fedcodist.text.sentence_classifier import Pooling, sentence_classifier
 from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder
@@ -138,7 +135,11 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         examples = {name: prepared[name] for name in ("train", "held_out", "test")}
         check_columns("data.folder", settings.folder, examples, ("tokens", "label"))
     vocabulary = prepared["vocabulary"]
-    splits = {name: _as_one_client(name, prepared[name]) for name in ("held_out", "test")}
+    # One client has all examples, so that metrics are over all of them.
+    splits = {
+        name: FederatedData.of_one_client(prepared[name].columns, name)
+        for name in ("held_out", "test")
+    }
     train, count, seed = prepared["train"], settings.num_clients, settings.seed
     copies = settings.get("positive_copies", 1)
     with named("data."):
@@ -260,10 +261,3 @@ def _classifier(classes: int, encoder: Encoder | OneLayer, pooling: Pooling = "a
         "average_precision": metrics.average_precision(),
     }
     return model._replace(metrics={**model.metrics, **metrics_of_logits(of_class_1)})
-
-
-def _as_one_client(name: str, data: FederatedData) -> FederatedData:
-    """The examples of all clients as one client's, so that metrics are over all examples."""
-    return FederatedData.from_arrays(
-        data.columns, offsets=[0, data.num_examples], client_ids=[name]
-    )

@@ -62,9 +62,12 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     private = {name: column[order[:num_private]] for name, column in train.items()}
     public = {name: column[order[count - num_public :]] for name, column in train.items()}
     check_integer("data.num_clients", settings.num_clients, low=1, high=num_private)
-    test_data = _one_client(test, "test")
-    held_out_data = None if held_out is None else _one_client(held_out, "held_out")
-    splits = {"train": _one_client(train, "train"), settings.get("tested", "test"): test_data}
+    test_data = FederatedData.of_one_client(test, "test")
+    held_out_data = None if held_out is None else FederatedData.of_one_client(held_out, "held_out")
+    splits = {
+        "train": FederatedData.of_one_client(train, "train"),
+        settings.get("tested", "test"): test_data,
+    }
     if held_out_data is not None:
         splits["held_out"] = held_out_data
     classes = number_of_classes(splits, settings.get("folder"))
@@ -78,7 +81,7 @@ def load_primary(settings: ConfigDict) -> PrimaryData:
     parts = primary_label_skew(private["label"], primary, settings.skew, settings.seed)
     return PrimaryData(
         FederatedData.from_arrays(private, partition=parts),
-        _one_client(public, "public"),
+        FederatedData.of_one_client(public, "public"),
         test_data,
         held_out_data,
         classes,
@@ -149,9 +152,3 @@ def _prepared(settings: ConfigDict) -> tuple[Columns, Columns, Columns | None]:
     )
     assert train is not None and test is not None
     return train, test, held_out
-
-
-def _one_client(columns: Columns, name: str) -> FederatedData:
-    """All examples as one client's."""
-    offsets = [0, len(columns["label"])]
-    return FederatedData.from_arrays(dict(columns), offsets=offsets, client_ids=[name])

@@ -33,6 +33,7 @@ from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.references import choice_or_reference
 from fedcodist.core.checks import check_number, shown
+from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import (
@@ -40,7 +41,6 @@ from fedcodist.data.partition import (
     dirichlet,
     equal_dirichlet,
     iid,
-    merge_clients,
     pachinko,
     pathological,
     quantity_dirichlet,
@@ -168,8 +168,7 @@ def merged(splits: Mapping[str, FederatedData]) -> FederatedData:
     columns = {
         name: np.concatenate([data.columns[name] for data in splits.values()]) for name in names
     }
-    count = sum(data.num_examples for data in splits.values())
-    return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["all"])
+    return FederatedData.of_one_client(columns, "all")
 
 
 def _can_be_joined(column: np.ndarray, other: np.ndarray) -> bool:
@@ -238,7 +237,7 @@ def _without_validation(
         draw = np.random.default_rng([seed, *b"validation"])
         is_apart[draw.choice(clients.num_examples, count, replace=False)] = True
     columns = {name: column[is_apart] for name, column in clients.columns.items()}
-    validation = FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["validation"])
+    validation = FederatedData.of_one_client(columns, "validation")
     return _with_examples(clients, np.flatnonzero(~is_apart)), {"validation": validation}
 
 

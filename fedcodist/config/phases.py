@@ -234,10 +234,8 @@ def _held_out(data: FederatedData, share: float, seed: int) -> tuple[FederatedDa
     order = np.random.default_rng(seed).permutation(data.num_examples)
     parts = (np.sort(order[count:]), np.sort(order[:count]))
     train, held_out = (
-        FederatedData.from_arrays(
-            {name: column[indices] for name, column in data.columns.items()},
-            offsets=[0, len(indices)],
-            client_ids=["public"],
+        FederatedData.of_one_client(
+            {name: column[indices] for name, column in data.columns.items()}, "public"
         )
         for indices in parts
     )

@@ -236,6 +236,20 @@ def logits_of(features: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Ar
     return jnp.matmul(features, kernel, preferred_element_type=wide) + bias
 
 
+def mean_per_example(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean of an example's positions and their number: a metric in which all positions weigh alike.
+
+    Args:
+      values: [batch, positions], 0 where a position does not count.
+      weights: [batch, positions], bool or float, 1 where a position counts.
+
+    Returns:
+      (mean [batch], number [batch]), float; the mean is 0 where no position counts.
+    """
+    number = jnp.sum(weights, axis=-1).astype(jnp.float32)
+    return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number
+
+
 def _those_that_count_first(
     readout: Readout, chunk: int | None
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array], int]:

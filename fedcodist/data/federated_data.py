@@ -91,7 +91,7 @@ class FederatedData:
             raise ValueError(
                 "from_arrays needs exactly one of client_of_row, partition and offsets, "
                 f"but got {' and '.join(named) if named else 'none of them'}; for examples "
-                "without clients it is offsets=[0, number of examples]"
+                "without clients there is FederatedData.of_one_client"
             )
         columns = _checked_columns(columns)
         num_examples = len(next(iter(columns.values())))
@@ -147,6 +147,23 @@ class FederatedData:
         }
         client_ids = client_id_array(_ids_of_keys(tables, "the ids of clients"))
         return cls(columns, _offsets_of_sizes(sizes), client_ids, allow_empty)
+
+    @classmethod
+    def of_one_client(cls, columns: Mapping[str, Any], client_id: str = "0") -> FederatedData:
+        """Makes federated data of all examples as one client's, such as a split for tests.
+
+            test = fc.FederatedData.of_one_client({"image": images, "label": labels}, "test")
+
+        Args:
+          columns: name -> array `[examples, ...]`. They are not copied.
+          client_id: the client's natural id.
+
+        Raises:
+          ValueError, TypeError: arrays that do not fit together, no examples, or an id that is no text.
+        """
+        columns = _checked_columns(columns)
+        num_examples = len(next(iter(columns.values())))
+        return cls(columns, np.array([0, num_examples]), client_id_array([client_id]))
 
     @property
     def num_clients(self) -> int:
@@ -272,18 +289,19 @@ def default_client_ids(num_clients: int) -> np.ndarray:
     return np.arange(num_clients).astype(str)
 
 
-def client_id_array(client_ids: Iterable[str] | np.ndarray) -> np.ndarray:
-    """Natural ids as an array of text. Raises TypeError or ValueError for anything else."""
-    check_not_masked("client_ids", client_ids)
+def client_id_array(client_ids: Iterable[str] | np.ndarray, name: str = "client_ids") -> np.ndarray:
+    """Natural ids as an array of text. Raises TypeError or ValueError for anything else.
+
+    `name` is the argument's, for messages.
+    """
+    check_not_masked(name, client_ids)
     if isinstance(client_ids, np.ndarray) and client_ids.dtype.kind == "U":
         return np.asarray(client_ids)
-    check_several("client_ids", client_ids)
-    ids = [_as_text("client_ids", client_id) for client_id in client_ids]
-    for client_id in ids:
-        # Fixed-width text is padded with NUL, so a trailing one would be lost silently.
-        if client_id.endswith("\0"):
-            raise ValueError(f"client_ids must not end in a NUL character, got {client_id!r}")
-    return np.array(ids, dtype=np.str_)
+    check_several(name, client_ids)
+    ids = [_as_text(name, client_id) for client_id in client_ids]
+    array = np.array(ids, dtype=np.str_)
+    check_fixed_width(name, array, ids)
+    return array
 
 
 def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
@@ -295,7 +313,7 @@ def array_of(name: str, column: Any, where: str = "") -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"column {name!r}{of} must be an array [rows, ...], examples of one shape: {reason:.120}"
+            f"column {name!r}{of} must be an array [examples, ...] of one shape: {reason:.120}"
         ) from None
     if isinstance(column, list | tuple):
         check_fixed_width(f"column {name!r}{of}", array, column)
@@ -327,27 +345,36 @@ def federated_splits(name: str, splits: Mapping[str, Any]) -> dict[str, Federate
     """
     if not isinstance(splits, Mapping):
         raise TypeError(f"{name} must be a mapping from names to data, got {type(splits).__name__}")
-    federated = {}
-    for split, data in splits.items():
-        if isinstance(data, FederatedData):
-            federated[split] = data
-            continue
-        if not isinstance(data, Mapping):
-            raise TypeError(
-                f"{name}[{split!r}] must be FederatedData, or columns as a mapping from name to array, "
-                f"got {type(data).__name__}"
-            )
-        try:
-            columns = _checked_columns(data)
-            num_examples = len(next(iter(columns.values())))
-            federated[split] = FederatedData(
-                columns, np.array([0, num_examples]), np.array([str(split)])
-            )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}[{split!r}]: {error}") from None
+    federated = {
+        split: federated_split(f"{name}[{split!r}]", split, data) for split, data in splits.items()
+    }
     for split, data in federated.items():
         check_numbers(f"{name}[{split!r}]", data.columns)
     return federated
+
+
+def federated_split(where: str, split: Any, data: Any) -> FederatedData:
+    """A split as federated data; plain columns become the data of one client, named as the split.
+
+    Args:
+      where: what messages call the split.
+      split: its name.
+      data: FederatedData, or columns by name.
+
+    Raises:
+      TypeError, ValueError: data that are neither.
+    """
+    if isinstance(data, FederatedData):
+        return data
+    if not isinstance(data, Mapping):
+        raise TypeError(
+            f"{where} must be FederatedData, or columns as a mapping from name to array, "
+            f"got {type(data).__name__}"
+        )
+    try:
+        return FederatedData.of_one_client(data, str(split))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
 
 
 def check_numbers(where: str, columns: Mapping[str, Any]) -> None:
@@ -385,7 +412,9 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise TypeError(f"column names must be non-empty strings, got {name!r}")
         array = array_of(name, column)
         if array.ndim == 0:
-            raise ValueError(f"column {name!r} must have rows on its leading axis, got a scalar")
+            raise ValueError(
+                f"column {name!r} must have examples on its leading axis, got a scalar"
+            )
         if array.dtype.kind not in _COLUMN_KINDS or not array.dtype.isnative:
             raise ValueError(
                 f"column {name!r} must be numeric, bool or fixed-width strings in native byte "
@@ -394,12 +423,12 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         checked[name] = array
     sizes = {name: len(array) for name, array in checked.items()}
     if len(set(sizes.values())) > 1:
-        raise ValueError(f"columns must have equal numbers of rows, got {sizes}")
+        raise ValueError(f"columns must have equal numbers of examples, got {sizes}")
     return checked
 
 
 def _checked_offsets(offsets: Any, num_examples: int) -> np.ndarray:
-    array = _numbers("offsets", offsets)
+    array = _one_array("offsets", offsets)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 2:
         raise ValueError(
             "offsets must be integers [num_clients + 1] with at least one client, "
@@ -408,7 +437,7 @@ def _checked_offsets(offsets: Any, num_examples: int) -> np.ndarray:
     array = array.astype(np.int64)
     if array[0] != 0 or array[-1] != num_examples:
         raise ValueError(
-            f"offsets must run from 0 to the number of rows, {num_examples}, "
+            f"offsets must run from 0 to the number of examples, {num_examples}, "
             f"got {array[0]} to {array[-1]}"
         )
     decreasing = np.flatnonzero(np.diff(array) < 0)
@@ -462,7 +491,9 @@ def _check_same_columns(
     sizes = set()
     for name, column in table.items():
         if column.ndim == 0:
-            raise ValueError(f"client {client_id!r}: column {name!r} must have rows, got a scalar")
+            raise ValueError(
+                f"client {client_id!r}: column {name!r} must have examples, got a scalar"
+            )
         sizes.add(len(column))
         expected = first[name]
         # Strings of different widths are one dtype to the user; concatenating takes the widest.
@@ -477,7 +508,7 @@ def _check_same_columns(
             )
     if len(sizes) > 1:
         raise ValueError(
-            f"client {client_id!r}: columns must have equal numbers of rows, "
+            f"client {client_id!r}: columns must have equal numbers of examples, "
             f"got { {name: len(column) for name, column in table.items()} }"
         )
 
@@ -504,28 +535,30 @@ def _order_of_partition(
 ) -> tuple[np.ndarray, np.ndarray]:
     if not hasattr(partition, "__len__") or isinstance(partition, str | bytes):
         raise TypeError(
-            f"partition must hold an array of rows for each client, got {type(partition).__name__}"
+            f"partition must hold an array of examples for each client, got {type(partition).__name__}"
         )
     if len(partition) == 0:
-        raise ValueError("partition must hold the rows of at least one client")
+        raise ValueError("partition must hold the examples of at least one client")
     # A set has no order, and NumPy would make a single object of it.
     parts = [
-        _numbers(f"partition[{index}]", sorted(examples) if isinstance(examples, set) else examples)
+        _one_array(
+            f"partition[{index}]", sorted(examples) if isinstance(examples, set) else examples
+        )
         for index, examples in enumerate(partition)
     ]
     for index, examples in enumerate(parts):
         if examples.ndim != 1 or (len(examples) and examples.dtype.kind not in "iu"):
             raise ValueError(
-                f"partition[{index}] must be a vector of row numbers, "
+                f"partition[{index}] must be a vector of indices of examples, "
                 f"got {examples.dtype} {list(examples.shape)}"
             )
     order = np.concatenate(parts).astype(np.int64)
     outside = order[(order < 0) | (order >= num_examples)]
     if len(outside):
-        raise ValueError(f"partition must hold rows in 0..{num_examples - 1}, got {outside[0]}")
+        raise ValueError(f"partition must hold examples in 0..{num_examples - 1}, got {outside[0]}")
     repeated = np.flatnonzero(np.bincount(order, minlength=1) > 1)
     if len(repeated):
-        raise ValueError(f"partition must use every row at most once, got row {repeated[0]} twice")
+        raise ValueError(f"partition must use every example at most once, got {repeated[0]} twice")
     return order, _offsets_of_sizes([len(examples) for examples in parts])
 
 
@@ -538,7 +571,7 @@ def _order_of_client_of_row(
     owners = natural_ids_as_text("client_of_row", client_of_row)
     if owners.shape != (num_examples,):
         raise ValueError(
-            f"client_of_row must name a client for each of the {num_examples} rows, "
+            f"client_of_row must name a client for each of the {num_examples} examples, "
             f"got shape {list(owners.shape)}"
         )
     if owners.dtype.kind == "U":
@@ -567,7 +600,7 @@ def _order_of_client_of_row(
             if num_clients > num_examples:
                 raise ValueError(
                     f"client_of_row holds client index {largest} but there are only {num_examples} "
-                    "rows, so some client has no examples; pass natural ids as strings"
+                    "examples, so some client has none; pass natural ids as strings"
                 )
         natural_ids = default_client_ids(num_clients)
     else:
@@ -576,7 +609,7 @@ def _order_of_client_of_row(
     return order, _offsets_of_sizes(np.bincount(owners, minlength=num_clients)), natural_ids
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _one_array(name: str, value: Any) -> np.ndarray:
     check_not_masked(name, value)
     try:
         return np.asarray(value)
@@ -596,11 +629,9 @@ def natural_ids_as_text(name: str, ids: Any) -> np.ndarray:
             # NumPy would make text of the others, such as 'nan'.
             other = ids[is_text.index(False)]
             raise ValueError(f"{name} must be all text where some are, got {other!r:.40}")
-        # Fixed-width text, which arrays hold, would lose it.
-        for owner in ids:
-            if isinstance(owner, str) and owner.endswith("\0"):
-                raise ValueError(f"{name} must not end in a NUL character, got {owner!r}")
-    owners = _numbers(name, ids)
+        if any(is_text):
+            return client_id_array(ids, name)
+    owners = _one_array(name, ids)
     if owners.dtype.kind not in "OS" or owners.ndim != 1:
         return owners
     if owners.dtype.kind == "O":
@@ -610,7 +641,7 @@ def natural_ids_as_text(name: str, ids: Any) -> np.ndarray:
                 return owners.astype(np.int64)
             except OverflowError:
                 raise ValueError(f"{name} must be integers that 64 bits hold") from None
-    return client_id_array([_as_text(name, owner) for owner in owners.tolist()])
+    return client_id_array(owners.tolist(), name)
 
 
 def _offsets_of_sizes(sizes: Any) -> np.ndarray:
@@ -625,7 +656,7 @@ def _take_examples(column: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _checked_indices(name: str, indices: Any, num_clients: int) -> np.ndarray:
-    array = _numbers(name, indices)
+    array = _one_array(name, indices)
     if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
         raise ValueError(
             f"{name} must be a non-empty vector of client indices, "

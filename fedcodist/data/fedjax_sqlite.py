@@ -15,14 +15,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, check_fixed_width
 from fedcodist.data.sqlite_file import CLIENT_ID, SqliteFile, sqlite_file
+from fedcodist.data.unpacking import check_unpacked, largest_unpacked
 
 _TABLE = "federated_data"
 _NUMBERS, _BYTE_STRINGS = 1, 4  # FedJAX's codes of extension types
-# A client may unpack to 64 MiB, or to this many times its compressed size.
-_LARGEST_RATIO = 200
-_SMALL_CLIENT = 1 << 26
 _MALFORMED = (ValueError, TypeError, OverflowError, zlib.error, msgpack.UnpackException)
 
 
@@ -77,11 +75,9 @@ def _data(file: SqliteFile, row: int) -> bytes:
 
 
 def _client(compressed: bytes, num_examples: Any) -> dict[str, np.ndarray]:
-    largest = _SMALL_CLIENT + _LARGEST_RATIO * len(compressed)
     stream = zlib.decompressobj()
-    packed = stream.decompress(compressed, largest)
-    if stream.unconsumed_tail:
-        raise ValueError(f"data unpacks to more than {largest:,} bytes: refused")
+    packed = stream.decompress(compressed, largest_unpacked(len(compressed)) + 1)
+    check_unpacked("data", len(packed), len(compressed))
     if not stream.eof:
         raise ValueError("data is cut off")
     columns = msgpack.unpackb(packed, raw=False, ext_hook=_extension)
@@ -108,10 +104,9 @@ def _extension(code: int, packed: bytes) -> np.ndarray:
         shape, texts = msgpack.unpackb(packed, raw=True)
         if not all(isinstance(text, bytes) for text in texts) or math.prod(shape) != len(texts):
             raise ValueError(f"an array of byte strings is malformed, shape {shape!r:.60}")
-        # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-        if any(text.endswith(b"\0") for text in texts):
-            raise ValueError("an array has byte strings that end in NUL")
-        return np.array(texts, dtype=np.bytes_).reshape(shape)
+        array = np.array(texts, dtype=np.bytes_)
+        check_fixed_width("an array", array, texts)
+        return array.reshape(shape)
     raise ValueError(f"columns must be arrays, got FedJAX's type {code}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcodist.core.extras import install_command
 from fedcodist.data.column_choice import column_choice
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, check_fixed_width
 from fedcodist.data.pictures import is_picture, pixels
 
 _INSTALL = install_command("hf")
@@ -175,9 +175,7 @@ def _array(name: str, feature: Any, values: list[Any], start: int) -> np.ndarray
             f"feature {name!r} must have examples of one shape, in 0-based examples {start} to "
             f"{start + len(values) - 1}: {reason:.120}"
         ) from None
-    # Fixed-width text is padded with NUL, so a trailing one would be lost.
-    if array.dtype.kind in "SU" and array.tolist() != values:
-        raise ValueError(f"feature {name!r} has text that ends in NUL, which fixed width loses")
+    check_fixed_width(f"feature {name!r}", array, values)
     if array.dtype.kind not in "biufSU":
         raise TypeError(
             f"feature {name!r} must be images, numbers or text, got {feature!r:.80}; choose features "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer
-from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.federated_data import FederatedData, check_fixed_width
 
 
 def from_leaf(
@@ -151,11 +151,7 @@ def _array(name: str, values: list[Any]) -> np.ndarray:
     except ValueError:
         raise ValueError(f"{name} must be examples of one shape") from None
     if array.dtype.kind == "U":
-        # NumPy writes numbers beside text as text.
-        if not all(isinstance(value, str) for value in np.asarray(values, object).flat):
-            raise ValueError(f"{name} must be numbers or text, got both")
-        if array.tolist() != values:  # fixed-width text is padded with NUL
-            raise ValueError(f"{name} has text that ends in NUL")
+        check_fixed_width(name, array, values)
         return array
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers or text, got {array.dtype}")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData, array_of
+from fedcodist.data.federated_data import FederatedData, federated_split
 
 FORMAT_VERSION = 1
 
@@ -65,7 +65,7 @@ def save_prepared(
 
         columns = {"image": images, "label": labels}  # uint8 [examples, height, width, channels], int32
         train = fc.FederatedData.from_arrays(columns, client_of_row=users)
-        test = fc.FederatedData.from_arrays(test_columns, offsets=[0, 1000], client_ids=["test"])
+        test = fc.FederatedData.of_one_client(test_columns)
         fc.save_prepared(
             "data/mine",
             {"train": train, "distillation": unlabelled, "held_out": held_out, "test": test},
@@ -228,20 +228,10 @@ def _check_names(what: str, names: Mapping[str, Any]) -> None:
 
 
 def _federated(split: str, data: Any) -> FederatedData:
-    """A split as federated data; plain columns are those of one client."""
-    if isinstance(data, FederatedData):
-        return data
-    if not isinstance(data, Mapping) or not data:
-        raise PreparedDataError(
-            f"splits[{split!r}] must be FederatedData, or columns as a mapping from name to array, got "
-            f"{type(data).__name__}"
-        )
     try:
-        columns = {name: array_of(name, column) for name, column in data.items()}
-        count = len(next(iter(columns.values())))
-        return FederatedData.from_arrays(columns, offsets=[0, count], client_ids=[split])
+        return federated_split(f"splits[{split!r}]", split, data)
     except (TypeError, ValueError) as error:
-        raise PreparedDataError(f"splits[{split!r}]: {error}") from None
+        raise PreparedDataError(str(error)) from None
 
 
 def _write_split(folder: Path, data: FederatedData) -> dict[str, Any]:

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from fedcodist.data.unpacking import check_unpacked
+
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _LZMA_MAGICS = (b"\xfd7zXZ\0", b"]\0\0")  # the .xz container and the older .lzma
-# A file may unpack to 64 MiB, or to this many times its size. Text and images are about ten times larger
-# when unpacked, a file that is made to fill a disk seven thousand times.
-_LARGEST_RATIO = 200
-_SMALL_FILE = 1 << 26
 _LZMA_MEMORY = 1 << 30  # bytes for unpacking; the strongest setting of xz asks for 65 MiB
 _BLOCK = 1 << 20
 _LARGEST_VALUE = 1 << 28  # bytes of one example
@@ -132,19 +130,14 @@ def decompress(path: Path, plain: Path) -> None:
     """Unpacks an LZMA-compressed file.
 
     Raises:
-      ValueError: it is damaged, or unpacks to more than 200 times its size.
+      ValueError: it is damaged, or unpacks to far more than its size.
     """
     size, written = path.stat().st_size, 0
-    largest = _SMALL_FILE + _LARGEST_RATIO * size
     try:
         with open(path, "rb") as compressed, open(plain, "wb") as file:
             for block in _unpacked(compressed):
                 written += len(block)
-                if written > largest:
-                    raise ValueError(
-                        f"{path} unpacks to more than {largest:,} bytes, {_LARGEST_RATIO} times its "
-                        f"{size:,}: refused"
-                    )
+                check_unpacked(path, written, size)
                 file.write(block)
     except EOFError:
         raise ValueError(f"{path} is cut off: it ends at byte {size:,}, inside LZMA data") from None

@@ -50,11 +50,11 @@ def from_client_data(
     for client_id in client_data.client_ids:
         before = table.num_examples
         dataset = client_data.create_tf_dataset_for_client(client_id)
-        for row, example in enumerate(numpy_examples(dataset)):
+        for row, example in enumerate(_numpy_examples(dataset)):
             where = f"client {client_id!r}, example {row}"
             try:
                 named = _named(example, names)
-                table.append({name: to_numpy(value) for name, value in named.items()})
+                table.append({name: _to_numpy(value) for name, value in named.items()})
             except TypeError as error:
                 raise TypeError(f"{where} {error}") from None
             except ValueError as error:
@@ -177,12 +177,12 @@ def _named(example: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
     return dict(zip(names, example, strict=True))
 
 
-def numpy_examples(dataset: Any) -> Iterable[Any]:
+def _numpy_examples(dataset: Any) -> Iterable[Any]:
     """A client's examples, as arrays where its data set offers them."""
     return dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
 
 
-def to_numpy(value: Any) -> Any:
+def _to_numpy(value: Any) -> Any:
     """The array of an eager tensor; anything else unchanged."""
     return value.numpy() if hasattr(value, "numpy") else value
 
@@ -245,10 +245,9 @@ def _typed_example(
 def _bytes_array(name: str, values: list[bytes], dtype: np.dtype) -> np.ndarray:
     if dtype.kind != "S" and values:
         raise ValueError(f"feature {name!r} is a bytes_list, which cannot fill dtype {dtype}")
-    # Fixed-width bytes are padded with NUL, so a trailing one would be lost.
-    if any(value.endswith(b"\0") for value in values):
-        raise ValueError(f"feature {name!r} has bytes that end in NUL")
-    return np.array(values, dtype=dtype)
+    array = np.array(values, dtype=dtype)
+    check_fixed_width(f"feature {name!r}", array, values)
+    return array
 
 
 def _number_array(name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:

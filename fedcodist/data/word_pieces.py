@@ -105,17 +105,6 @@ def piece_splitter(pieces: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     return split
 
 
-def words_of_pieces(pieces: Iterable[str]) -> list[str]:
-    """Joins pieces to words: the inverse of splitting each word."""
-    words: list[str] = []
-    for piece in pieces:
-        if piece.startswith(CONTINUES) and words:
-            words[-1] += piece.removeprefix(CONTINUES)
-        else:
-            words.append(piece.removeprefix(CONTINUES))
-    return words
-
-
 def _merge(word: list[str], pair: tuple[str, str], merged: str) -> list[str]:
     result: list[str] = []
     for piece in word:

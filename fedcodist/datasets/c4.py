@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcodist.data.unpacking import check_unpacked
 from fedcodist.data.vocabulary import Vocabulary
 
 LONGEST_LINE = 1 << 24
@@ -25,10 +26,6 @@ LONGEST_LINE = 1 << 24
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ROWS = 1 << 16
-# A file may unpack to 64 MiB, or to this many times its size. Text is about three times larger when
-# unpacked, a file that is made to take very long a thousand times.
-_LARGEST_RATIO = 200
-_SMALL_FILE = 1 << 26
 
 # A sentence ends at . ! or ? before white space and something that can begin one.
 _END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])")
@@ -220,8 +217,8 @@ def _lines(path: Path) -> Iterator[bytes | None]:
                 while not line.endswith(b"\n") and (rest := file.readline(1 << 16)):
                     line = rest
                     unpacked += len(line)
-                    _check_ratio(path, unpacked, size)
-                _check_ratio(path, unpacked, size)
+                    check_unpacked(path, unpacked, size)
+                check_unpacked(path, unpacked, size)
                 if is_long or line.strip():
                     yield None if is_long else line
     except EOFError:
@@ -231,13 +228,6 @@ def _lines(path: Path) -> Iterator[bytes | None]:
         raise ValueError(f"{path} is damaged: {error}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _check_ratio(path: Path, unpacked: int, size: int) -> None:
-    if unpacked > _SMALL_FILE + _LARGEST_RATIO * size:
-        raise ValueError(
-            f"{path} unpacks to more than {_LARGEST_RATIO} times its {size:,} bytes: refused"
-        )
 
 
 def c4_files(source: Path) -> list[Path]:

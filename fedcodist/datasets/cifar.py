@@ -145,16 +145,7 @@ def read_cifar(
         name: hashlib.md5(content, usedforsecurity=False).hexdigest()
         for name, content in contents.items()
     }
-    unverified = []
-    for name, expected in cifar.md5s.items():
-        if name not in md5s:
-            unverified.append(f"{name} is missing")
-        elif md5s[name] != expected:
-            unverified.append(f"{name} has md5 {md5s[name]}, the official file {expected}")
-    if unverified and not accept_unverified:
-        raise ValueError(
-            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
-        )
+    unverified = preparation.check_md5s(source, md5s, cifar.md5s, accept_unverified)
     splits = {}
     for number, (split, names) in enumerate(cifar.files_of_split.items()):
         show(f"reading {split}", (1 + number) / (1 + len(cifar.files_of_split)))
@@ -165,7 +156,7 @@ def read_cifar(
         splits[split] = {
             column: np.concatenate([table[column] for table in tables]) for column in tables[0]
         }
-    return CifarFiles(splits, md5s, tuple(unverified))
+    return CifarFiles(splits, md5s, unverified)
 
 
 def file_source(

@@ -66,7 +66,7 @@ def load_digits_federated(
             raise ValueError(f"{name}_fraction {fraction} of {num_images} images is empty")
         examples, order = np.sort(order[:count]), order[count:]
         table = {key: column[examples] for key, column in columns.items()}
-        splits[name] = FederatedData.from_arrays(table, offsets=[0, count], client_ids=[name])
+        splits[name] = FederatedData.of_one_client(table, name)
     examples = np.sort(order)
     table = {key: column[examples] for key, column in columns.items()}
     partition = dirichlet(table["label"], num_clients, concentration, seed)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.datasets.image_pickles import one_line
-from fedcodist.datasets.preparation import check_is_file
+from fedcodist.datasets.preparation import check_counts, check_is_file
 
 NUM_LABELS = 26
 SIDE = 28
@@ -67,15 +67,8 @@ def read_emnist_letters(
         splits = {split: _columns(data[split][0, 0]) for split in IMAGES_OF_SPLIT}
     except Exception as error:  # damaged files raise nearly anything
         raise ValueError(f"{source} is not EMNIST's {FILE}: {one_line(error)}") from None
-    unverified = tuple(
-        f"{split} has {len(splits[split]['label'])} images, the official file {count}"
-        for split, count in IMAGES_OF_SPLIT.items()
-        if len(splits[split]["label"]) != count
-    )
-    if unverified and not accept_unverified:
-        raise ValueError(
-            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
-        )
+    counts = {split: len(columns["label"]) for split, columns in splits.items()}
+    unverified = check_counts(source, counts, IMAGES_OF_SPLIT, accept_unverified)
     return EmnistLetters(splits, hashlib.sha256(content).hexdigest(), unverified)
 
 

@@ -24,13 +24,12 @@ from fedcodist.datasets.image_pickles import (
     one_line,
     unpickled,
 )
-from fedcodist.datasets.preparation import Show, check_is_file
+from fedcodist.datasets.preparation import Show, check_is_file, check_md5s
 
 NUM_LABELS = 1000
 NUM_IMAGES = 1_281_167
-MOST_DRAWN = (
-    10 * 128_116
-)  # the smallest of the ten files has so many images, and each gives as many
+# The smallest of the ten files has so many images, and each gives as many.
+MOST_DRAWN = 10 * 128_116
 # The last of the ten has seven images more than the others.
 LARGEST_BATCH = 128_123
 # A pickled batch has 395 MB; a far larger one is malicious.
@@ -105,21 +104,12 @@ def open_batches(
             break
     else:
         raise ValueError(f"--source {source} holds no {names[0]} to {names[-1]}, or as .npz")
-    found_md5s, unverified = {}, []
-    for number, (name, official) in enumerate(expected.items()):
-        show(name, number / len(expected))
-        if name not in present:
-            unverified.append(f"{name} is missing")
-            continue
-        content = present[name]()
-        found_md5s[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if found_md5s[name] != official:
-            unverified.append(f"{name} has md5 {found_md5s[name]}, the official file {official}")
-    if unverified and not accept_unverified:
-        raise ValueError(
-            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
-        )
-    return Batches(source, present, found_md5s, tuple(unverified))
+    md5s_found = {}
+    for number, (name, read) in enumerate(present.items()):
+        show(name, number / len(present))
+        md5s_found[name] = hashlib.md5(read(), usedforsecurity=False).hexdigest()
+    unverified = check_md5s(source, md5s_found, expected, accept_unverified)
+    return Batches(source, present, md5s_found, unverified)
 
 
 def read_batches(

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcodist.datasets.preparation import check_md5s
+
 NUM_LABELS = 10
 SIDE = 28
 # Split -> file of the images, file of the labels.
@@ -62,15 +64,7 @@ def read_mnist(source: str | os.PathLike[str], accept_unverified: bool = False) 
         name: hashlib.md5(content, usedforsecurity=False).hexdigest()
         for name, content in contents.items()
     }
-    unverified = tuple(
-        f"{name} has md5 {md5s[name]}, the official file {official}"
-        for name, official in MD5S.items()
-        if md5s[name] != official
-    )
-    if unverified and not accept_unverified:
-        raise ValueError(
-            f"{folder}: {unverified[0]}; --accept-unverified uses what is there all the same"
-        )
+    unverified = check_md5s(folder, md5s, MD5S, accept_unverified)
     splits = {}
     for split, (images, labels) in FILES.items():
         try:

@@ -72,6 +72,4 @@ def vocabulary_for(arguments: argparse.Namespace, texts: Iterable[str]) -> BertV
 def vocabulary_split(vocabulary: BertVocabulary) -> FederatedData:
     """The pieces as a split of prepared data: column `piece`, by number."""
     pieces = np.array(vocabulary.pieces)
-    return FederatedData.from_arrays(
-        {"piece": pieces}, offsets=[0, len(pieces)], client_ids=["vocabulary"]
-    )
+    return FederatedData.of_one_client({"piece": pieces}, "vocabulary")

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +93,61 @@ def file_checksum(path: Path, algorithm: str) -> str:
     """The checksum of a file in hexadecimal digits; `algorithm` is a name in hashlib."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def check_md5s(
+    source: Path, md5s: Mapping[str, str], official: Mapping[str, str], accept_unverified: bool
+) -> tuple[str, ...]:
+    """Returns a line for each file that is missing or is not the official one.
+
+    Args:
+      source: where the files are, for the message.
+      md5s: file name -> md5 found.
+      official: file name -> md5 of the official file.
+      accept_unverified: whether other files are accepted.
+
+    Raises:
+      ValueError: there is such a line, and other files are not accepted.
+    """
+    unverified = []
+    for name, expected in official.items():
+        if name not in md5s:
+            unverified.append(f"{name} is missing")
+        elif md5s[name] != expected:
+            unverified.append(f"{name} has md5 {md5s[name]}, the official file {expected}")
+    return _checked_unverified(source, unverified, accept_unverified)
+
+
+def check_counts(
+    source: Path, counts: Mapping[str, int], official: Mapping[str, int], accept_unverified: bool
+) -> tuple[str, ...]:
+    """Returns a line for each split whose number of images is not that of the official file.
+
+    Args:
+      source: the file, for the message.
+      counts: split -> number of images found.
+      official: split -> number of images in the official file.
+      accept_unverified: whether other numbers are accepted.
+
+    Raises:
+      ValueError: there is such a line, and other numbers are not accepted.
+    """
+    unverified = [
+        f"{split} has {counts[split]} images, the official file {expected}"
+        for split, expected in official.items()
+        if counts[split] != expected
+    ]
+    return _checked_unverified(source, unverified, accept_unverified)
+
+
+def _checked_unverified(
+    source: Path, unverified: Sequence[str], accept_unverified: bool
+) -> tuple[str, ...]:
+    if unverified and not accept_unverified:
+        raise ValueError(
+            f"{source}: {unverified[0]}; --accept-unverified uses what is there all the same"
+        )
+    return tuple(unverified)
 
 
 def _prepare(

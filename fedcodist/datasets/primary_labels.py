@@ -135,7 +135,7 @@ def label_frequencies(data: Any, num_labels: int) -> np.ndarray:
     labels = whole_labels(data.columns["label"])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"column 'label' must be whole numbers [rows], got {labels.dtype} {list(labels.shape)}."
+            f"column 'label' must be whole numbers [examples], got {labels.dtype} {list(labels.shape)}."
         )
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_labels:
         raise ValueError(

@@ -439,7 +439,7 @@ def _pseudo_client(
     images: np.ndarray, labels: np.ndarray, examples: np.ndarray, name: str
 ) -> FederatedData:
     columns = {"image": images[examples], "label": labels[examples]}
-    return FederatedData.from_arrays(columns, offsets=[0, len(examples)], client_ids=[name])
+    return FederatedData.of_one_client(columns, name)
 
 
 def _dealt(images: np.ndarray, labels: np.ndarray, parts: Sequence[np.ndarray]) -> FederatedData:

@@ -125,10 +125,8 @@ def _rows(
       ValueError: the file does not begin or end as a dump does.
     """
     parser = _Parser(path, 0, is_first=True)
-    unread, position = (
-        b"",
-        0,
-    )  # bytes behind the parser's last event, and the number of bytes read so far
+    # Bytes behind the parser's last event, and the number of bytes read so far.
+    unread, position = b"", 0
     stop: _Stop | None = None
     is_ended = skips_line = False
     read_again = 0

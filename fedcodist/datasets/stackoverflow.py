@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.child_processes import end_with_parent
+from fedcodist.data.client_pools import split_clients
 from fedcodist.data.federated_data import FederatedData, client_id_array
-from fedcodist.data.partition import split_clients
-from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH
+from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH, vocabulary_split
 from fedcodist.data.tf_example import decode_example
-from fedcodist.data.tff import numpy_examples, to_numpy
 from fedcodist.data.tff_sqlite import sqlite_database
 from fedcodist.data.vocabulary import Vocabulary
 from fedcodist.data.word_pieces import learn_pieces, piece_splitter
@@ -56,12 +55,10 @@ class Reader(NamedTuple):
       users: TFF's split (train, heldout, test) -> its users, sorted.
       examples: (split, users) -> (user, features of an example; None where it is malformed), user by
         user.
-      parallel: whether several processes may read at once.
     """
 
     users: Callable[[str], Users]
     examples: Callable[[str, Users], Iterator[tuple[str, Features | None]]]
-    parallel: bool
 
 
 class Settings(NamedTuple):
@@ -93,48 +90,7 @@ class Prepared(NamedTuple):
 
 def sqlite_reader(path: Path) -> Reader:
     """A reader of TFF's SQLite file, unpacked. Reading a damaged file raises ValueError."""
-    return Reader(
-        functools.partial(_sqlite_users, path), functools.partial(_sqlite_examples, path), True
-    )
-
-
-def client_data_reader(by_split: Mapping[str, Any]) -> Reader:
-    """A reader of objects with TFF's ClientData interface: train, heldout and test.
-
-    Raises:
-      TypeError: an object without that interface.
-      ValueError: a missing split, or two clients of the same id.
-    """
-    for split in sorted(set(_TFF_SPLIT.values())):
-        if split not in by_split:
-            raise ValueError(f"client data must have the split {split!r}, got {sorted(by_split)}")
-        for attribute in ("client_ids", "create_tf_dataset_for_client"):
-            if not hasattr(by_split[split], attribute):
-                raise TypeError(
-                    "client data must have TFF's ClientData interface, but "
-                    f"{type(by_split[split]).__name__} has no {attribute}"
-                )
-
-    # Users are named by the text of their ids; ClientData needs the ids themselves.
-    ids: dict[str, dict[str, Any]] = {}
-    for split in sorted(set(_TFF_SPLIT.values())):
-        ids[split] = {}
-        for client_id in by_split[split].client_ids:
-            user = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-            if user in ids[split]:
-                raise ValueError(
-                    f"client data of {split!r} must have each id once, got {user!r} twice"
-                )
-            ids[split][user] = client_id
-
-    def examples(split: str, users: Users) -> Iterator[tuple[str, Features | None]]:
-        for user in users:
-            dataset = by_split[split].create_tf_dataset_for_client(ids[split][user])
-            for example in numpy_examples(dataset):
-                is_mapping = isinstance(example, Mapping)
-                yield user, {k: _listed(v) for k, v in example.items()} if is_mapping else None
-
-    return Reader(lambda split: dict.fromkeys(sorted(ids[split])), examples, False)
+    return Reader(functools.partial(_sqlite_users, path), functools.partial(_sqlite_examples, path))
 
 
 def prepare_stackoverflow(
@@ -154,7 +110,7 @@ def prepare_stackoverflow(
       reader: of the users.
       settings: how users become splits.
       work: folder for shards and columns; remove it after saving the splits.
-      processes: number of processes that read at once, where the reader allows it.
+      processes: number of processes that read at once.
       show: called with the present stage and the fraction that is done.
 
     Raises:
@@ -162,7 +118,6 @@ def prepare_stackoverflow(
       OSError: the disk is full, or a process was killed.
     """
     check_settings(settings)
-    processes = processes if reader.parallel else 1
     of_split = {name: reader.users(_TFF_SPLIT[name]) for name in SPLITS}
     of_split |= _dealt(of_split["train"], settings)
     shards = {name: list(_shards(of_split[name])) for name in SPLITS}
@@ -210,10 +165,7 @@ def prepare_stackoverflow(
         show(f"joining {name}", 0.9 + 0.025 * number)
         paths_of_split, first = paths[first : first + len(shards[name])], first + len(shards[name])
         splits[name] = _joined(paths_of_split, name, limits[name], work, skipped)
-    words = np.array(vocabulary.words)
-    splits["vocabulary"] = FederatedData.from_arrays(
-        {"word": words}, offsets=[0, len(words)], client_ids=["vocabulary"]
-    )
+    splits["vocabulary"] = vocabulary_split(vocabulary)
     return Prepared(splits, dict(sorted(skipped.items())))
 
 
@@ -456,12 +408,6 @@ def _decoded(blob: bytes) -> Features | None:
         return decode_example(blob, _READ)
     except ValueError:
         return None
-
-
-def _listed(value: Any) -> Any:
-    """The text in an eager tensor or array, in the form of decode_example."""
-    items: Iterable[Any] = np.asarray(to_numpy(value)).reshape(-1).tolist()
-    return [item.encode() if isinstance(item, str) else item for item in items]
 
 
 def _generator(seed: int, name: str, user: str) -> np.random.Generator:

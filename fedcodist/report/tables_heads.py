@@ -167,7 +167,7 @@ def table_of_clients(heads: Heads) -> str:
     return "\n".join(lines)
 
 
-def picture(heads: Heads, title: str = "") -> Any:
+def picture(heads: Heads, title: str = "", brightest: float = 100.0) -> Any:
     """A figure, per head: every client's accuracy on every client's private labels, and by hops.
 
     A cell shows the accuracy in % and, in brackets, the number of hops to the other client.
@@ -175,13 +175,14 @@ def picture(heads: Heads, title: str = "") -> Any:
     Args:
       heads: of a run.
       title: of the figure.
+      brightest: accuracy in % of the brightest colour, the same for all figures that are compared.
     """
     count = heads.shared.shape[2]
     figure, (*maps, by_distance) = _panels(count + 1, 2.9)
     image = None
     for head, axis in enumerate(maps):
         accuracies = 100 * heads.on_others[:, :, head].mean(axis=0)
-        image = axis.imshow(accuracies, vmin=0, vmax=100)  # figures can be compared
+        image = axis.imshow(accuracies, vmin=0, vmax=brightest)
         axis.set_title("main head" if head == 0 else f"head {head}", fontsize=10)
         axis.set_xlabel("labels of client")
         axis.set_ylabel("model of client")
@@ -196,7 +197,7 @@ def picture(heads: Heads, title: str = "") -> Any:
                 ha="center",
                 va="center",
                 fontsize=7,
-                color="white" if accuracies[client, other] < 50 else "black",
+                color="white" if accuracies[client, other] < brightest / 2 else "black",
             )
     figure.colorbar(image, ax=maps, label="accuracy, %", shrink=0.7)
     travelled = by_hops(heads)

@@ -271,7 +271,9 @@ def _data_sets(data_sets: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]
         _check_columns(where, checked[name])
         sizes = {column: len(values) for column, values in checked[name].items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"{where} must have columns of equal numbers of rows, got {sizes}.")
+            raise ValueError(
+                f"{where} must have columns of equal numbers of examples, got {sizes}."
+            )
     return checked
 
 

@@ -29,15 +29,16 @@ def masked_language_model(encoder: Encoder) -> Model:
     """
 
     def loss(outputs: Readout, batch: Batch) -> jax.Array:
-        return _mean_of_hidden(readout.cross_entropy(outputs, batch["label"]), outputs)[0]
+        return loss_per_token(outputs, batch)[0]
 
     def loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return _mean_of_hidden(readout.cross_entropy(outputs, batch["label"]), outputs)
+        losses = readout.cross_entropy(outputs, batch["label"])
+        return readout.mean_per_example(losses, outputs.weights)
 
     def accuracy(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
         allowed = jnp.arange(encoder.vocabulary) != PAD
         guessed = readout.most_probable(outputs, allowed) == batch["label"]
-        return _mean_of_hidden(guessed * outputs.weights, outputs)
+        return readout.mean_per_example(guessed * outputs.weights, outputs.weights)
 
     model = from_flax_linen(
         MaskedLanguageModel(encoder),
@@ -115,9 +116,3 @@ class MaskedLanguageModel(nn.Module):
         words = self.encoder.variables["params"]["embeddings"]["words"]
         bias = self.param("bias", nn.initializers.zeros_init(), (self.encoder.vocabulary,))
         return Readout(x, words.T, bias, (places >= 0).astype(x.dtype))
-
-
-def _mean_of_hidden(values: jax.Array, outputs: Readout) -> tuple[jax.Array, jax.Array]:
-    """The mean of values [batch, hidden] per sentence, and the number of hidden tokens of each."""
-    number = jnp.sum(outputs.weights, axis=-1)
-    return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number

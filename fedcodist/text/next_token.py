@@ -111,7 +111,7 @@ def accuracy_in_vocabulary(outputs: Readout, batch: Batch) -> tuple[jax.Array, j
     is_word = (classes > EOS) & (classes < len(classes) - 1)
     counts = (labels != PAD) & (labels != EOS)
     predicted = readout.most_probable(outputs._replace(weights=counts), is_word)
-    return _mean_of_tokens((predicted == labels) & counts, counts)
+    return readout.mean_per_example((predicted == labels) & counts, counts)
 
 
 def tokens_by_frequency(vocabulary: int) -> np.ndarray:
@@ -227,10 +227,4 @@ def _sampled(outputs: Readout, labels: jax.Array) -> jax.Array:
 
 
 def _loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    return _mean_of_tokens(_token_losses(outputs, batch), batch["label"] != PAD)
-
-
-def _mean_of_tokens(values: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean of values [B, T] per sentence, and the number of tokens of each."""
-    number = jnp.sum(counts, axis=-1).astype(jnp.float32)
-    return jnp.sum(values, axis=-1) / jnp.maximum(number, 1), number
+    return readout.mean_per_example(_token_losses(outputs, batch), batch["label"] != PAD)

@@ -125,7 +125,7 @@ def test_examples_set_apart_are_not_changed():
         ),
         (
             dict(name="pathological", num_clients=4, labels_per_client=7),
-            r"data.partition.labels_per_client must be in 2\.\.6 for 4 clients and 6 labels",
+            r"data.partition.labels_per_client must be an integer in 2\.\.6, for 4 clients and 6 labels",
         ),
         (dict(name="pathologic", num_clients=4), r"data.partition.name must be one of \['by_id', "),
         (

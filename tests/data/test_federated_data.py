@@ -23,6 +23,23 @@ def test_sizes_and_views():
     assert "3 clients, 6 examples" in repr(data) and "uint8[2]" in repr(data)
 
 
+def test_all_examples_as_one_client():
+    columns = {"x": np.arange(12).reshape(6, 2), "text": list("abcdef")}
+    data = FederatedData.of_one_client(columns, "test")
+    assert data.client_ids.tolist() == ["test"] and data.client_sizes.tolist() == [6]
+    assert data.columns["x"] is columns["x"] and data.columns["text"].tolist() == columns["text"]
+    assert FederatedData.of_one_client(columns).client_ids.tolist() == ["0"]
+    for wrong, client_id, message in (
+        ({"x": [1], "y": [1, 2]}, "a", "columns must have equal numbers of"),
+        ({"x": []}, "a", "client 'a' has no examples"),
+        (columns, "a\0", "client_ids must not have text that ends in NUL"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FederatedData.of_one_client(wrong, client_id)
+    with pytest.raises(TypeError, match="client_ids must be strings, got 3"):
+        FederatedData.of_one_client(columns, 3)
+
+
 def test_fedjax_style_access():
     data = make_data()
     assert [(client_id, len(table["y"])) for client_id, table in data.clients()] == [
@@ -107,7 +124,7 @@ def test_a_partition_may_be_a_mapping_from_clients(keys):
     [
         (
             [[1], [1, 2], [3], [4]],
-            r"column 'x' must be an array \[rows, ...\], examples of one shape",
+            r"column 'x' must be an array \[examples, ...\] of one shape",
         ),
         (np.array(["a", 1, None, 2], object), r"column 'x' must be numeric.* got dtype object"),
         (
@@ -201,8 +218,8 @@ MASKED = np.ma.masked_array([0, 1, 2, 3], [0, 0, 1, 0])
     ("arguments", "message"),
     [
         ({"offsets": [0, 4], "partition": [[0]]}, "exactly one of"),
-        ({}, "none of them; for examples without clients it is offsets="),
-        ({"offsets": [0, 3]}, "offsets must run from 0 to the number of rows, 4, got 0 to 3"),
+        ({}, "none of them; for examples without clients there is FederatedData.of_one_client"),
+        ({"offsets": [0, 3]}, "offsets must run from 0 to the number of examples, 4, got 0 to 3"),
         ({"offsets": [1, 4]}, "got 1 to 4"),
         ({"offsets": [0, 3, 2, 4]}, "must not decrease, got 3 then 2 at client index 1"),
         ({"offsets": [0.0, 4.0]}, "offsets must be integers"),
@@ -212,26 +229,32 @@ MASKED = np.ma.masked_array([0, 1, 2, 3], [0, 0, 1, 0])
         ({"offsets": [0, 2, 4], "client_ids": ["a", ""]}, "empty string"),
         ({"offsets": [0, 2, 4], "client_ids": ["a", "a\0"]}, "NUL"),
         ({"partition": []}, "at least one client"),
-        ({"partition": [[0, 1], [1]]}, "row 1 twice"),
-        ({"partition": [[0, 4]]}, r"rows in 0\.\.3, got 4"),
-        ({"partition": [[0, -1]]}, r"rows in 0\.\.3, got -1"),
-        ({"partition": [[0.5]]}, r"partition\[0\] must be a vector of row numbers"),
+        ({"partition": [[0, 1], [1]]}, "got 1 twice"),
+        ({"partition": [[0, 4]]}, r"examples in 0\.\.3, got 4"),
+        ({"partition": [[0, -1]]}, r"examples in 0\.\.3, got -1"),
+        ({"partition": [[0.5]]}, r"partition\[0\] must be a vector of indices of examples"),
         ({"partition": [[0], []]}, "client '1' has no examples"),
         ({"partition": [[0, [1]]]}, r"partition\[0\] must be one array"),
-        ({"partition": {"a": [0], "b": 1.5}}, r"partition\[1\] must be a vector of row numbers"),
+        (
+            {"partition": {"a": [0], "b": 1.5}},
+            r"partition\[1\] must be a vector of indices of examples",
+        ),
         ({"partition": {0: [0], "0": [1]}}, "different clients, got '0' twice"),
         ({"partition": {"a": [0]}, "client_ids": ["a"]}, "client_ids cannot be given"),
         ({"offsets": [[0], [1, 4]]}, "offsets must be one array"),
         ({"client_of_row": [[0], [1, 2], 1, 1]}, "client_of_row must be one array"),
         ({"client_of_row": np.array([b"a", b"\xff"] * 2)}, "must be text in UTF-8"),
-        ({"client_of_row": ["a", "a\0", "b", "b"]}, "client_of_row must not end in a NUL"),
+        (
+            {"client_of_row": ["a", "a\0", "b", "b"]},
+            "client_of_row must not have text that ends in NUL",
+        ),
         ({"client_of_row": MASKED}, "client_of_row must not be masked.* the 1 masked entries"),
         ({"client_of_row": MASKED.astype(str)}, "client_of_row must not be masked"),
         ({"client_of_row": [*MASKED]}, "client_of_row must not be masked"),
         ({"offsets": MASKED}, "offsets must not be masked"),
         ({"partition": [MASKED]}, r"partition\[0\] must not be masked"),
         ({"offsets": range(5), "client_ids": MASKED.astype(str)}, "client_ids must not be masked"),
-        ({"client_of_row": [0, 1]}, "each of the 4 rows"),
+        ({"client_of_row": [0, 1]}, "each of the 4 examples"),
         ({"client_of_row": [0, 1, 1, -1]}, "negative, got -1"),
         ({"client_of_row": [0, 0, 0, 10**12]}, "pass natural ids as strings"),
         ({"client_of_row": [0, 0, 1, 1], "client_ids": ["a"]}, "below the number of client_ids, 1"),
@@ -251,7 +274,7 @@ def test_clear_errors_for_rows_and_clients(arguments, message):
         ({}, ValueError, "columns must not be empty"),
         ([1, 2], TypeError, "mapping"),
         ({"x": 3}, ValueError, "scalar"),
-        ({"x": [1, 2], "y": [1]}, ValueError, "equal numbers of rows"),
+        ({"x": [1, 2], "y": [1]}, ValueError, "equal numbers of examples"),
         ({"x": np.array([{}, {}])}, ValueError, "column 'x' must be numeric"),
         ({"x": np.array([1, 2], ">i4")}, ValueError, "native byte order"),
         ({1: [1, 2]}, TypeError, "column names"),

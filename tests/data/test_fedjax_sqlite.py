@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data import fedjax_sqlite, from_fedjax_sqlite
+from fedcodist.data import fedjax_sqlite, from_fedjax_sqlite, unpacking
 
 TABLE = """CREATE TABLE federated_data (
     client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, num_examples INTEGER NOT NULL
@@ -109,9 +109,11 @@ def test_damaged_files_are_one_line(data, count, message, tmp_path):
 
 
 def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(fedjax_sqlite, "_SMALL_CLIENT", 1000)
+    monkeypatch.setattr(unpacking, "_ALWAYS_ALLOWED", 1000)
     path = write(tmp_path / "a", [(b"a", blob({"x": np.zeros(1 << 20)}), 1 << 20)])
-    with pytest.raises(ValueError, match=r"client 'a': data unpacks to more than .* refused"):
+    with pytest.raises(
+        ValueError, match=r"client 'a': data unpacks from .* to more than .* refused"
+    ):
         from_fedjax_sqlite(path)
 
 

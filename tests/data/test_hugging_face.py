@@ -161,7 +161,11 @@ def test_many_examples_are_read_in_order():
             {},
             "feature 'x' of example 0 has no value",
         ),
-        (lambda: hf.Dataset.from_dict({"x": ["a\0"]}), {}, "feature 'x' has text that ends in NUL"),
+        (
+            lambda: hf.Dataset.from_dict({"x": ["a\0"]}),
+            {},
+            "feature 'x' must not have text that ends in NUL",
+        ),
         (lambda: "cifar10", {}, "split must be given with the name of a data set, 'cifar10'"),
         (lambda: [1, 2], {}, "source must be a name, a datasets.Dataset or"),
     ],

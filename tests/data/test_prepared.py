@@ -264,7 +264,7 @@ def test_arrays_that_do_not_fit_together_are_found(folder):
         splits["train"]["files"]["image"] = splits["distillation"]["files"]["image"]
 
     rewrite_manifest(folder, edit)
-    assert "equal numbers of rows" in one_line_error(folder, "train")
+    assert "equal numbers of examples" in one_line_error(folder, "train")
 
 
 def test_pickles_are_never_loaded(folder):

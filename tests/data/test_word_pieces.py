@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.data.word_pieces import CONTINUES, learn_pieces, piece_splitter, words_of_pieces
+from fedcodist.data.word_pieces import CONTINUES, learn_pieces, piece_splitter
 
 WORDS = st.text("abc'-", min_size=1, max_size=8)
 
@@ -20,7 +20,8 @@ def test_known_letters_make_a_round_trip(counts, size):
     split = piece_splitter(pieces)
     words = list(counts)
     found = [piece for word in words for piece in split(word)]
-    assert set(found) <= set(pieces) and words_of_pieces(found) == words
+    assert set(found) <= set(pieces)
+    assert " ".join(found).replace(f" {CONTINUES}", "").split() == words
 
 
 @settings(max_examples=40)

@@ -403,7 +403,7 @@ def test_a_split_that_is_no_table_is_one_line():
         "splits['test'] must be FederatedData, or columns"
     )
     line = told(final_splits={"last": {"image": IMAGES, "label": LABELS[:3]}})
-    assert line.startswith("final_splits['last']: columns must have equal numbers of rows")
+    assert line.startswith("final_splits['last']: columns must have equal numbers of examples")
     assert told(splits=[IMAGES]).startswith("splits must be a mapping from names to data")
 
 

@@ -79,10 +79,7 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
         sentences = read_c4(files, vocabulary, TRAIN_LENGTH, arguments.sentences, split, show)
         skipped.update(sentences.skipped)
-        offsets = [0, len(sentences.tokens)]
-        data = FederatedData.from_arrays(
-            {"tokens": sentences.tokens}, offsets=offsets, client_ids=["c4"]
-        )
+        data = FederatedData.of_one_client({"tokens": sentences.tokens}, "c4")
         return {"distillation": data, "vocabulary": text["vocabulary"]}
 
     return preparation.Source(recorded, build, skipped=lambda: skipped)

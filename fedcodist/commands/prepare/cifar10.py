@@ -40,9 +40,4 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
 
 def splits_of(tables: cifar.Tables) -> dict[str, FederatedData]:
     """Each split as a single client of the split's name."""
-    return {
-        split: FederatedData.from_arrays(
-            table, offsets=[0, len(table["image"])], client_ids=[split]
-        )
-        for split, table in tables.items()
-    }
+    return {split: FederatedData.of_one_client(table, split) for split, table in tables.items()}

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcodist.config.command_line import Parser
+from fedcodist.data.client_pools import split_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import pachinko, split_clients
+from fedcodist.data.partition import pachinko
 from fedcodist.data.tff import from_sqlite
 from fedcodist.datasets import cifar, preparation
 
@@ -193,8 +194,7 @@ def splits_of(
     splits = {name: clients.select(indices) for name, indices in groups.items()}
     if "distillation" in splits:
         splits["distillation"] = splits["distillation"].keep("image")
-    offsets = [0, len(test["image"])]
-    splits["test"] = FederatedData.from_arrays(test, offsets=offsets, client_ids=["test"])
+    splits["test"] = FederatedData.of_one_client(test, "test")
     return splits
 
 

@@ -61,10 +61,7 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
 
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
         columns = imagenet32.read_batches(batches, arguments.images, arguments.seed, show)
-        count = len(columns["image"])
-        return {
-            "train": FederatedData.from_arrays(columns, offsets=[0, count], client_ids=["train"])
-        }
+        return {"train": FederatedData.of_one_client(columns, "train")}
 
     recorded = {
         "source": "official files",

@@ -90,9 +90,7 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
         )
         tokens = vocabulary.encode(news.titles, arguments.length).astype(np.int32)
         tokens[0] = 0  # stands for no article and is all padding
-        splits["news"] = FederatedData.from_arrays(
-            {"tokens": tokens}, offsets=[0, len(tokens)], client_ids=["news"]
-        )
+        splits["news"] = FederatedData.of_one_client({"tokens": tokens}, "news")
         return splits | {"vocabulary": piece_preparation.vocabulary_split(vocabulary)}
 
     return preparation.Source(recorded, build, skipped=lambda: dict(sorted(skipped.items())))

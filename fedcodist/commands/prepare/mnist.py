@@ -48,9 +48,7 @@ def open_source(arguments: argparse.Namespace) -> preparation.Source:
 
     def build(show: preparation.Show) -> Mapping[str, FederatedData]:
         return {
-            split: FederatedData.from_arrays(
-                columns, offsets=[0, len(columns["label"])], client_ids=[split]
-            )
+            split: FederatedData.of_one_client(columns, split)
             for split, columns in files.splits.items()
         }
 
