@@ -8,7 +8,7 @@ from fedcodist.config.allowed_settings import ALLOWED
 from fedcodist.config.data import load_data
 from fedcodist.config.data_partition import PARTITIONS, merged, repartitioned
 from fedcodist.config.settings import check_settings
-from fedcodist.data import FederatedData, feature_noise, feature_rotation, partition
+from fedcodist.data import FederatedData, client_pools, feature_noise, feature_rotation, partition
 from fedcodist.datasets.digits import load_digits_federated
 
 SEED = 3
@@ -84,7 +84,7 @@ def test_a_config_gives_the_balanced_dirichlet():
 def test_whole_clients_are_merged():
     train = dealt(name="merge_clients", num_clients=4)["train"]
     assert train.client_sizes.tolist() == [30] * 4
-    merged = partition.merge_clients(CLIENTS, 4, SEED)
+    merged = client_pools.merge_clients(CLIENTS, 4, SEED)
     np.testing.assert_array_equal(train.columns["image"], merged.columns["image"])
 
 
