@@ -71,8 +71,9 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
         impressions = {
             name: mind.read_impressions(folder, news.numbers) for name, folder in folders.items()
         }
-        for source in (news, *impressions.values()):
-            skipped.update(source.skipped)
+        skipped.update(news.skipped)
+        for of_folder in impressions.values():
+            skipped.update(of_folder.skipped)
         show("dealing users", 0.6)
         shares = SHARES_BESIDE_EVALUATION if arguments.evaluation else SHARES
         rows = mind.deal_users(impressions["source"].users, shares, arguments.seed)
