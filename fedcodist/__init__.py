@@ -95,7 +95,7 @@ _MODULE_OF = {
     "apfl": "algorithms.clients.apfl",
     "as_fedjax": "run.fedjax_adapter",
     "calibrated_noise_multiplier": "privacy.accounting",
-    "capacity_pools": "data.partition",
+    "capacity_pools": "data.client_pools",
     "centralised": "algorithms.graph.centralised",
     "choose_chunk_size": "run.chunk_size",
     "compressed": "compression.compressed",

@@ -138,6 +138,7 @@ from fedcodist.core.schedules import exponential_decay as exponential_decay
 from fedcodist.core.schedules import linear_decay as linear_decay
 from fedcodist.core.schedules import scheduled as scheduled
 from fedcodist.core.summed_metrics import SummedMetric as SummedMetric
+from fedcodist.data.client_pools import capacity_pools as capacity_pools
 from fedcodist.data.feature_skew import feature_noise as feature_noise
 from fedcodist.data.feature_skew import feature_rotation as feature_rotation
 from fedcodist.data.federated_data import FederatedData as FederatedData
@@ -146,7 +147,6 @@ from fedcodist.data.flower import from_flower as from_flower
 from fedcodist.data.hugging_face import from_hugging_face as from_hugging_face
 from fedcodist.data.leaf import from_leaf as from_leaf
 from fedcodist.data.npz import from_npz as from_npz
-from fedcodist.data.partition import capacity_pools as capacity_pools
 from fedcodist.data.prepared import load_prepared as load_prepared
 from fedcodist.data.prepared import save_prepared as save_prepared
 from fedcodist.data.torchvision import from_torchvision as from_torchvision

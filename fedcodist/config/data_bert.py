@@ -15,8 +15,9 @@ from fedcodist.core.batches import Preprocess
 from fedcodist.core.layer_outputs import metrics_of_logits
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import iid, merge_clients
+from fedcodist.data.partition import iid
 from fedcodist.models.submodels import Units
 from fedcodist.text.bert import (
     TABLES,

@@ -33,6 +33,7 @@ from fedcodist.config.bind import accepted, bind, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.references import choice_or_reference
 from fedcodist.core.checks import check_number, shown
+from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import (
@@ -40,7 +41,6 @@ from fedcodist.data.partition import (
     dirichlet,
     equal_dirichlet,
     iid,
-    merge_clients,
     pachinko,
     pathological,
     quantity_dirichlet,

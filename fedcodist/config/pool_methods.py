@@ -55,7 +55,7 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.method import FederatedAlgorithm, FederatedMethod
 from fedcodist.core.model import Model, from_flax_linen
 from fedcodist.data import augmentation
-from fedcodist.data.partition import capacity_pools
+from fedcodist.data.client_pools import capacity_pools
 from fedcodist.distillation.divergences import DIVERGENCES, KL, Divergence
 from fedcodist.distillation.validation import ValidationData
 from fedcodist.distillation.weight_averaging import WeightAveraging

@@ -1,5 +1,6 @@
 """Federated data sets: columns with client offsets, partitions, prepared folders and adapters."""
 
+from fedcodist.data.client_pools import capacity_pools, merge_clients, pools_from_ids, split_clients
 from fedcodist.data.feature_skew import feature_noise, feature_rotation
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.fedjax_sqlite import from_fedjax_sqlite
@@ -9,18 +10,14 @@ from fedcodist.data.leaf import from_leaf
 from fedcodist.data.npz import from_npz
 from fedcodist.data.partition import (
     by_id,
-    capacity_pools,
     dirichlet,
     equal_dirichlet,
     iid,
-    merge_clients,
     pachinko,
     pathological,
-    pools_from_ids,
     quantity_dirichlet,
     quantity_log_normal,
     shards,
-    split_clients,
 )
 from fedcodist.data.prepared import PreparedDataError, load_prepared, manifest, save_prepared
 from fedcodist.data.text import domain_pools, of_domain, text_splits, vocabulary_of

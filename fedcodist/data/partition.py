@@ -1,4 +1,4 @@
-"""Partitions: which client has which example, and which pool has which client.
+"""Partitions: which client has which example.
 
 Every partitioner returns a list with one int64 array per client: the indices of its examples, for
 `FederatedData.from_arrays(columns, partition=...)`. No example is used twice. All are used, except by
@@ -7,17 +7,21 @@ Every partitioner returns a list with one int64 array per client: the indices of
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedcodist.core.checks import check_boolean, check_integer, check_not_masked, shown
-from fedcodist.data.federated_data import FederatedData, default_client_ids, natural_ids_as_text
+from fedcodist.core.checks import (
+    check_boolean,
+    check_integer,
+    check_not_masked,
+    check_number,
+    shown,
+)
+from fedcodist.data.federated_data import natural_ids_as_text
 
-_MOST_CLIENTS = 10**8  # a random order of this many still fits in memory
+_LARGEST_SEED = 2**64 - 1
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
@@ -28,7 +32,7 @@ def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
     """
     check_integer("num_examples", num_examples, low=1)
     _check_num_clients(num_clients, num_examples)
-    return np.array_split(_generator(seed).permutation(num_examples), num_clients)
+    return np.array_split(checked_generator(seed).permutation(num_examples), num_clients)
 
 
 def dirichlet(
@@ -62,9 +66,9 @@ def dirichlet(
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
-    _check_min_size(min_size, num_clients, len(labels))
+    _check_per_client("min_size", min_size, num_clients, len(labels))
     check_boolean("balanced", balanced)
-    rng = _generator(seed)
+    rng = checked_generator(seed)
     owner = np.empty(len(labels), np.int64)
     sizes, mean = np.zeros(num_clients), len(labels) / num_clients
     for label in np.unique(labels):
@@ -114,16 +118,11 @@ def pachinko(
             f"{len(coarse)}"
         )
     _check_num_clients(num_clients, len(fine))
-    per_client_is_valid = _is_integer(examples_per_client) and examples_per_client >= 1
-    if not per_client_is_valid or examples_per_client * num_clients > len(fine):
-        raise ValueError(
-            f"examples_per_client must be in 1..{len(fine) // num_clients} for {num_clients} "
-            f"clients and {len(fine)} examples, got {examples_per_client}"
-        )
+    _check_per_client("examples_per_client", examples_per_client, num_clients, len(fine))
     _check_positive("root_concentration", root_concentration)
     _check_positive("leaf_concentration", leaf_concentration)
     tree = _label_tree(fine, coarse)
-    rng = _generator(seed)
+    rng = checked_generator(seed)
     unused = {
         label: rng.permutation(np.flatnonzero(fine == label)).tolist() for label in np.unique(fine)
     }
@@ -159,9 +158,8 @@ def equal_dirichlet(
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
     _check_positive("concentration", concentration)
-    if not _is_integer(together) or together < 1:
-        raise ValueError(f"together must be an integer of at least 1, got {together!r}")
-    rng = _generator(seed)
+    check_integer("together", together, low=1)
+    rng = checked_generator(seed)
     cuts = np.arange(together, num_clients, together)
     batches = np.split(np.arange(num_clients), cuts)
     ends = np.rint(np.cumsum([len(b) for b in batches])[:-1] * len(labels) / num_clients)
@@ -191,16 +189,9 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     """
     labels = _checked_labels("labels", labels)
     _check_num_clients(num_clients, len(labels))
-    if (
-        not _is_integer(shards_per_client)
-        or not 1 <= shards_per_client <= len(labels) // num_clients
-    ):
-        raise ValueError(
-            f"shards_per_client must be in 1..{len(labels) // num_clients} for {num_clients} "
-            f"clients and {len(labels)} examples, got {shards_per_client!r}"
-        )
+    _check_per_client("shards_per_client", shards_per_client, num_clients, len(labels))
     num_shards = num_clients * shards_per_client
-    rng = _generator(seed)
+    rng = checked_generator(seed)
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     pieces = np.array_split(by_label, num_shards)
@@ -234,12 +225,9 @@ def pathological(
     _check_num_clients(num_clients, len(labels))
     values, index = np.unique(labels, return_inverse=True)
     least = -(-len(values) // num_clients)
-    if not _is_integer(labels_per_client) or not least <= labels_per_client <= len(values):
-        raise ValueError(
-            f"labels_per_client must be in {least}..{len(values)} for {num_clients} clients and "
-            f"{len(values)} labels, each of which needs a client, got {labels_per_client!r}"
-        )
-    rng = _generator(seed)
+    why = f"for {num_clients} clients and {len(values)} labels, each of which needs a client"
+    check_within("labels_per_client", labels_per_client, len(values), why, low=least)
+    rng = checked_generator(seed)
     num_owners = np.zeros(len(values), np.int64)
     owners: list[list[int]] = [[] for _ in values]
     for client in range(num_clients):
@@ -285,8 +273,8 @@ def quantity_dirichlet(
     check_integer("num_examples", num_examples, low=1)
     _check_num_clients(num_clients, num_examples)
     _check_positive("concentration", concentration)
-    _check_min_size(min_size, num_clients, num_examples)
-    rng = _generator(seed)
+    _check_per_client("min_size", min_size, num_clients, num_examples)
+    rng = checked_generator(seed)
     shares = _dirichlet_draw(rng, concentration, num_clients)
     return _of_shares(shares, num_examples, min_size, rng)
 
@@ -312,10 +300,9 @@ def quantity_log_normal(
     """
     check_integer("num_examples", num_examples, low=1)
     _check_num_clients(num_clients, num_examples)
-    if not _is_number(sigma) or not 0 <= sigma <= 100:
-        raise ValueError(f"sigma must be a number in 0..100, got {shown(sigma)}")
-    _check_min_size(min_size, num_clients, num_examples)
-    rng = _generator(seed)
+    check_number("sigma", sigma, low=0, high=100)
+    _check_per_client("min_size", min_size, num_clients, num_examples)
+    rng = checked_generator(seed)
     logarithms = sigma * rng.standard_normal(num_clients)
     sizes = np.exp(logarithms - logarithms.max())
     return _of_shares(sizes / sizes.sum(), num_examples, min_size, rng)
@@ -342,184 +329,33 @@ def by_id(ids: Any) -> tuple[np.ndarray, list[np.ndarray]]:
     return values.astype(str), _examples_of_owner(owner, len(values))
 
 
-def split_clients(num_clients: int, counts: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Draws disjoint groups of whole clients.
-
-    For the paper's CIFAR-100: `split_clients(500, {"distillation": 135, "train": 315,
-    "held_out": 50}, seed)`, then `data.select(groups["train"])`.
-
-    Args:
-      num_clients: number of clients.
-      counts: group -> number of clients. Clients beyond their sum are in no group.
-      seed: of the draw. With the same seed and number of clients, `merge_clients` and `capacity_pools`
-        draw the same order of clients, so give them another seed.
-
-    Returns:
-      group -> sorted int32 client indices.
-
-    Raises:
-      ValueError: a count below 1 or a sum above `num_clients`.
-    """
-    check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
-    if not isinstance(counts, Mapping):
-        raise TypeError(f"counts must be a mapping from group to clients, got {shown(counts)}")
-    if not counts:
-        raise ValueError("counts must name at least one group")
-    for name, count in counts.items():
-        if not _is_integer(count) or count < 1:
-            raise ValueError(f"counts[{name!r}] must be an integer of at least 1, got {count!r}")
-    if sum(counts.values()) > num_clients:
-        raise ValueError(
-            f"counts must sum to at most the {num_clients} clients, got {sum(counts.values())}"
-        )
-    order = _generator(seed).permutation(num_clients).astype(np.int32)
-    ends = np.cumsum(list(counts.values()))
-    return {
-        name: np.sort(order[end - count : end])
-        for (name, count), end in zip(counts.items(), ends, strict=True)
-    }
-
-
-def merge_clients(data: FederatedData, num_clients: int, seed: int) -> FederatedData:
-    """Deals whole clients, such as users, to `num_clients` larger ones, named "0", "1", ...
-
-    The numbers of old clients in the new ones differ by at most one. With the same seed and number of
-    old clients, `split_clients` and `capacity_pools` draw the same order, so give them another seed.
-
-    Raises:
-      ValueError: unless 1 <= num_clients <= the number of old clients.
-    """
-    if not _is_integer(num_clients) or not 1 <= num_clients <= data.num_clients:
-        raise ValueError(
-            f"num_clients must be an integer in 1..{data.num_clients}, the number of clients to deal, "
-            f"got {num_clients!r}"
-        )
-    hands = np.array_split(_generator(seed).permutation(data.num_clients), num_clients)
-    dealt = data.select(np.concatenate([np.sort(hand) for hand in hands]))
-    ends = np.cumsum([0, *map(len, hands)])
-    return FederatedData(
-        dealt.columns, dealt.offsets[ends], default_client_ids(num_clients), data.allow_empty
-    )
-
-
-def capacity_pools(
-    num_clients: int, fraction: float | Mapping[str, float], seed: int, nested: bool = True
-) -> dict[str, np.ndarray]:
-    """Draws pools of clients by capacity.
-
-    Args:
-      num_clients: number of clients.
-      fraction: a number is the share of high-capacity clients, rounded down (0.1 of 315 is 31): the pool
-        "large" has that many random clients, the pool "small" all clients or all others. A mapping gives
-        the share of each pool, rounded down too. Where the shares of disjoint pools sum to 1, every
-        client is in a pool: those lost by rounding go one each to the pools that lost the largest part
-        of a client, the first ones among equals.
-      seed: of the draw. With the same seed and number of clients, `split_clients` and `merge_clients`
-        draw the same order of clients, so give them another seed.
-      nested: whether "small" has all clients, as in the paper. With a mapping, nested pools are prefixes
-        of one random order, so every pool contains those of smaller fractions.
-
-    Returns:
-      pool -> sorted int32 client indices.
-
-    Raises:
-      ValueError: a fraction outside (0, 1], an empty pool, or disjoint pools that need more clients than
-        there are.
-    """
-    check_integer("num_clients", num_clients, low=1, high=_MOST_CLIENTS)
-    check_boolean("nested", nested)
-    if isinstance(fraction, Mapping):
-        if not fraction:
-            raise ValueError("fraction must name at least one pool")
-        sizes = {
-            name: _clients_of_share(f"fraction[{name!r}]", share, num_clients)
-            for name, share in fraction.items()
-        }
-        if not nested and abs(sum(fraction.values()) - 1) <= 1e-9:
-            sizes = _with_the_rest(sizes, fraction, num_clients)
-    else:
-        large = _clients_of_share("fraction", fraction, num_clients)
-        sizes = {"small": num_clients if nested else num_clients - large, "large": large}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(
-                f"pool {name!r} is empty: fraction={fraction!r} of {num_clients} clients"
-            )
-    if not nested:
-        if (needed := sum(sizes.values())) > num_clients:
-            raise ValueError(
-                f"fraction must leave room for disjoint pools, which need {needed} of {num_clients} "
-                "clients; nested ones share clients"
-            )
-        return split_clients(num_clients, sizes, seed)
-    order = _generator(seed).permutation(num_clients).astype(np.int32)
-    return {name: np.sort(order[:size]) for name, size in sizes.items()}
-
-
-def pools_from_ids(
-    pools: Mapping[str, Iterable[str]], data: FederatedData
-) -> dict[str, np.ndarray]:
-    """Turns pools of natural ids into pools of sorted int32 client indices of `data`.
-
-    Pools may be nested, disjoint or overlap.
-
-    Raises:
-      ValueError: no pool, an empty pool, an unknown id, or one that is repeated within a pool.
-    """
-    if not pools:
-        raise ValueError("pools must name at least one pool")
-    result = {}
-    for name, ids in pools.items():
-        if isinstance(ids, str):
-            raise TypeError(f"pools[{name!r}] must be a collection of client ids, got {ids!r}")
-        ids = [str(client_id) for client_id in ids]
-        if not ids:
-            raise ValueError(f"pool {name!r} is empty")
-        try:
-            indices = [data.client_index(client_id) for client_id in ids]
-        except ValueError as error:
-            raise ValueError(f"pool {name!r}: {error}") from None
-        unique = np.unique(np.asarray(indices, np.int32))
-        if len(unique) < len(indices):
-            raise ValueError(f"pool {name!r} names a client twice")
-        result[name] = unique
-    return result
-
-
-def _generator(seed: int) -> np.random.Generator:
-    if not _is_integer(seed) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+def checked_generator(seed: int) -> np.random.Generator:
+    """A generator of random numbers. Raises ValueError or TypeError for a bad seed."""
+    check_integer("seed", seed, low=0, high=_LARGEST_SEED)
     return np.random.default_rng(int(seed))
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) or isinstance(value, (float, np.floating))
+def check_within(name: str, value: Any, high: int, why: str, low: int = 1) -> None:
+    """Raises ValueError unless the value is an integer from `low` to `high`; `why` explains `high`."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer in {low}..{high}, {why}, got {shown(value)}")
 
 
 def _check_num_clients(num_clients: int, num_examples: int) -> None:
-    if not _is_integer(num_clients) or not 1 <= num_clients <= num_examples:
-        raise ValueError(
-            f"num_clients must be an integer in 1..{num_examples}, the number of examples, "
-            f"got {num_clients!r}"
-        )
+    check_within("num_clients", num_clients, num_examples, "the number of examples")
+
+
+def _check_per_client(name: str, value: int, num_clients: int, num_examples: int) -> None:
+    why = f"for {num_clients} clients and {num_examples} examples"
+    check_within(name, value, num_examples // num_clients, why)
 
 
 def _check_positive(name: str, value: float) -> None:
+    is_number = isinstance(value, int | float | np.integer | np.floating)
     # Python's integers may be beyond any float.
-    if not _is_number(value) or not 0 < value <= sys.float_info.max:
+    if isinstance(value, bool) or not is_number or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number above 0, got {shown(value)}")
-
-
-def _check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
-    if not _is_integer(min_size) or min_size < 1 or min_size * num_clients > num_examples:
-        raise ValueError(
-            f"min_size must be in 1..{num_examples // num_clients} for {num_clients} clients and "
-            f"{num_examples} examples, got {min_size}"
-        )
 
 
 def whole_labels(labels: Any) -> np.ndarray:
@@ -543,24 +379,6 @@ def _checked_labels(name: str, labels: Any) -> np.ndarray:
             f"{name} must be a vector of integers, got {array.dtype} {list(array.shape)}"
         )
     return array
-
-
-def _clients_of_share(name: str, fraction: float, num_clients: int) -> int:
-    if not _is_number(fraction) or not 0 < fraction <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {fraction!r}")
-    # 0.29 * 100 is 28.999999999999996: the margin keeps what the user wrote.
-    return math.floor(fraction * num_clients + 1e-9)
-
-
-def _with_the_rest(
-    sizes: Mapping[str, int], fraction: Mapping[str, float], num_clients: int
-) -> dict[str, int]:
-    """Sizes that sum to all clients, by the method of largest remainders."""
-    rest = num_clients - sum(sizes.values())
-    lost = {name: share * num_clients - sizes[name] for name, share in fraction.items()}
-    # Equal ones keep their order.
-    largest = sorted(lost, key=lost.__getitem__, reverse=True)[:rest]
-    return {name: size + (name in largest) for name, size in sizes.items()}
 
 
 def _half_even_dirichlet(

@@ -7,15 +7,14 @@ frequency. The manifest's arguments name the domains.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_several
+from fedcodist.data.client_pools import rounded_down, split_users
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import split_clients
 from fedcodist.data.vocabulary import Vocabulary, check_sentences
 
 # user -> domain -> sentences of words
@@ -67,15 +66,7 @@ def text_splits(
         for user, by_domain in users.items()
     }
     ids = sorted(user for user, by_domain in chosen.items() if any(map(len, by_domain.values())))
-    # 0.29 of 100 are 29, though their product is a little less.
-    counts = {
-        name: math.floor(len(ids) * share + 1e-9)
-        for name, share in zip(SPLITS, shares, strict=True)
-    }
-    counts["train"] += len(ids) - sum(counts.values())
-    if min(counts.values()) < 1:
-        raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
-    groups = split_clients(len(ids), counts, seed)
+    groups = split_users(len(ids), dict(zip(SPLITS, shares, strict=True)), seed)
     users_of = {name: [ids[index] for index in indices] for name, indices in groups.items()}
     frequency = Counter(
         word
@@ -155,7 +146,7 @@ def domain_pools(
             raise ValueError(f"the share of domain {name!r} must be in (0, 1], got {share!r}")
         is_own, sizes_of_own = _of_domain(data, list(domains).index(name))
         has_own = sizes_of_own[order] > 0
-        wanted = math.floor(share * data.num_clients + 1e-9)  # 0.29 of 100 are 29
+        wanted = rounded_down(share, data.num_clients)
         drawn = order[has_own][:wanted]
         if not 1 <= wanted <= len(drawn):
             raise ValueError(

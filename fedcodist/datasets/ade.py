@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcodist.data.partition import split_clients
+from fedcodist.data.client_pools import split_clients
 
 POSITIVE_FILE, NEGATIVE_FILE = "DRUG-AE.rel", "ADE-NEG.txt"
 FILES = (POSITIVE_FILE, NEGATIVE_FILE)

@@ -8,7 +8,6 @@ latest last. Candidates are the articles that were shown, with `-1` if clicked a
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from array import array
@@ -19,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcodist.data.client_pools import split_users
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import split_clients
 
 FILES = NEWS, BEHAVIORS = "news.tsv", "behaviors.tsv"
 HISTORY = 50
@@ -201,14 +200,9 @@ def deal_users(
       ValueError: too few users.
     """
     ids, index_of_row = np.unique(np.array(users), return_inverse=True)
-    # 0.29 of 100 are 29, though their product is a little less.
-    counts = {name: math.floor(len(ids) * share + 1e-9) for name, share in shares.items()}
-    counts[next(iter(shares))] += len(ids) - sum(counts.values())
-    if min(counts.values()) < 1:
-        raise ValueError(f"there must be a user for each split, got {counts} of {len(ids)} users")
     return {
         name: np.flatnonzero(np.isin(index_of_row, indices))
-        for name, indices in split_clients(len(ids), counts, seed).items()
+        for name, indices in split_users(len(ids), shares, seed).items()
     }
 
 

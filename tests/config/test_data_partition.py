@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from fedcodist.config.data import load_data
 from fedcodist.config.data_partition import PARTITIONS, merged, repartitioned
 from fedcodist.config.settings import ALLOWED, check_settings
-from fedcodist.data import FederatedData, feature_noise, feature_rotation, partition
+from fedcodist.data import FederatedData, client_pools, feature_noise, feature_rotation, partition
 from fedcodist.datasets.digits import load_digits_federated
 
 SEED = 3
@@ -83,7 +83,7 @@ def test_a_config_gives_the_balanced_dirichlet():
 def test_whole_clients_are_merged():
     train = dealt(name="merge_clients", num_clients=4)["train"]
     assert train.client_sizes.tolist() == [30] * 4
-    merged = partition.merge_clients(CLIENTS, 4, SEED)
+    merged = client_pools.merge_clients(CLIENTS, 4, SEED)
     np.testing.assert_array_equal(train.columns["image"], merged.columns["image"])
 
 
@@ -124,7 +124,7 @@ def test_examples_set_apart_are_not_changed():
         ),
         (
             dict(name="pathological", num_clients=4, labels_per_client=7),
-            r"data.partition.labels_per_client must be in 2\.\.6 for 4 clients and 6 labels",
+            r"data.partition.labels_per_client must be an integer in 2\.\.6, for 4 clients and 6 labels",
         ),
         (dict(name="pathologic", num_clients=4), r"data.partition.name must be one of \['by_id', "),
         (

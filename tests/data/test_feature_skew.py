@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcodist.data import FederatedData, feature_noise, feature_rotation
-from fedcodist.data.partition import capacity_pools
+from fedcodist.data.client_pools import capacity_pools
 
 
 def clients_of(images, count=4):

@@ -358,7 +358,7 @@ def test_interrupted(prepare, monkeypatch, tmp_path):
         (["--train-clients", "0"], "--train-clients must be at least 1, got 0"),
         (["--train-clients", "16"], "must sum to --clients 25, got 16 + 7 + 3"),
         (["--seed", "-1"], "--seed must not be negative, got -1"),
-        (["--examples-per-client", "21"], "examples_per_client must be in 1..20"),
+        (["--examples-per-client", "21"], "examples_per_client must be an integer in 1..20"),
         (["--tfds-dir", "x"], "--tfds-dir goes with --source tfds only"),
     ],
 )

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcodist.config.command_line import Parser
+from fedcodist.data.client_pools import split_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import pachinko, split_clients
+from fedcodist.data.partition import pachinko
 from fedcodist.data.tff import from_sqlite
 from fedcodist.datasets import cifar, preparation
 
