@@ -19,18 +19,7 @@ from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import iid
 from fedcodist.models.submodels import Units
-from fedcodist.text.bert import (
-    TABLES,
-    Encoder,
-    bert_base,
-    bert_mini,
-    encoder_units,
-    first_layers,
-    narrowed,
-    with_embeddings,
-    with_encoder,
-    with_frozen_tables,
-)
+from fedcodist.text.bert import TABLES, Encoder, bert_base, bert_mini
 from fedcodist.text.bert_weights import (
     check_vocabulary,
     load_embeddings,
@@ -38,6 +27,13 @@ from fedcodist.text.bert_weights import (
     stored_encoder,
 )
 from fedcodist.text.candidates import all_candidates, sampled_candidates
+from fedcodist.text.encoder_start import (
+    first_layers,
+    with_embeddings,
+    with_encoder,
+    with_frozen_tables,
+)
+from fedcodist.text.encoder_units import encoder_units, narrowed
 from fedcodist.text.news import news_recommender
 from fedcodist.text.sentence_classifier import Pooling, sentence_classifier
 from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder

@@ -1,32 +1,17 @@
 """BERT's encoder (Devlin et al., 2019), which returns hidden states and attention of every layer."""
 
-import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedcodist.core.checks import check_integer, check_number
-from fedcodist.core.model import Batch, Model, Variables, variable_shapes
-from fedcodist.core.trees import named_leaves
-from fedcodist.models.submodels import Axis, Units
 
-PyTree = Any
 PAD = 0
 # The tables of the embeddings, by their names among the parameters.
 TABLES = ("words", "positions", "types")
-# The units along the axes of a layer's arrays; None for the hidden width.
-_UNITS: dict[str, tuple[str | None, ...]] = {
-    **{f"{name}/kernel": (None, "heads") for name in ("query", "key", "value")},
-    **{f"{name}/bias": ("heads",) for name in ("query", "key", "value")},
-    "attention_output/kernel": ("heads", None),
-    "inner/kernel": (None, "inner"),
-    "inner/bias": ("inner",),
-    "output/kernel": ("inner", None),
-}
 
 _draw = nn.initializers.truncated_normal(0.02)
 
@@ -205,146 +190,3 @@ def dense(
 def normalised(name: str, x: jax.Array) -> jax.Array:
     """BERT's layer normalisation; call it within a module."""
     return nn.LayerNorm(epsilon=1e-12, use_fast_variance=False, name=name)(x)
-
-
-def first_layers(params: PyTree, layers: int) -> PyTree:
-    """An encoder's embeddings and first layers: the start of FedKD's student.
-
-    Raises:
-      ValueError: there are not that many layers.
-    """
-    names = [f"layer{layer}" for layer in range(layers)]
-    if not 1 <= layers < len(params):
-        raise ValueError(f"layers must be in 1..{len(params) - 1}, got {layers}.")
-    return {name: params[name] for name in ("embeddings", *names)}
-
-
-def with_encoder(model: Model, encoder: PyTree) -> Model:
-    """The model with given initial values of its parameters 'encoder'.
-
-    Raises:
-      ValueError: the model has no encoder, or parameters of other names or shapes.
-    """
-
-    def init(key: jax.Array) -> Variables:
-        params, mutable = model.init(key)
-        return Variables({**params, "encoder": jax.tree.map(jnp.asarray, encoder)}, mutable)
-
-    _check_shapes(_encoder_of(model), encoder)
-    return model._replace(init=init)
-
-
-def with_embeddings(model: Model, embeddings: PyTree) -> Model:
-    """The model with given initial values of its encoder's embeddings alone.
-
-    Raises:
-      ValueError: the model has no encoder, or embeddings of other names or shapes.
-    """
-
-    def init(key: jax.Array) -> Variables:
-        params, mutable = model.init(key)
-        given = {"embeddings": jax.tree.map(jnp.asarray, embeddings)}
-        return Variables({**params, "encoder": {**params["encoder"], **given}}, mutable)
-
-    _check_shapes(_encoder_of(model)["embeddings"], embeddings)
-    return model._replace(init=init)
-
-
-def with_frozen_tables(model: Model, encoder: PyTree) -> Model:
-    """The model with fixed embedding tables, those of a given encoder, which are no longer parameters.
-
-    So clients do not train, send or store the tables; they are constants of the program, as in FedKD.
-    The embeddings' normalisation is trained.
-
-    Args:
-      model: its parameters 'encoder' are an `Encoder`'s.
-      encoder: parameters of an encoder with as many tokens, positions and types.
-
-    Raises:
-      ValueError: the model has no encoder, or a table of another shape.
-    """
-    tables = {name: np.asarray(encoder["embeddings"][name]) for name in TABLES}
-    shapes = _encoder_of(model)
-    for name, table in tables.items():
-        if (expected := shapes["embeddings"][name].shape) != table.shape:
-            raise ValueError(
-                f"encoder's table {name} must be {list(expected)}, got {list(table.shape)}."
-            )
-
-    def with_embeddings(params: PyTree, embeddings: PyTree) -> PyTree:
-        return {**params, "encoder": {**params["encoder"], "embeddings": embeddings}}
-
-    def init(key: jax.Array) -> Variables:
-        params, mutable = model.init(key)
-        embeddings = params["encoder"]["embeddings"]
-        trained = {name: leaf for name, leaf in embeddings.items() if name not in TABLES}
-        return Variables(with_embeddings(params, trained), mutable)
-
-    def apply(variables: Variables, batch: Batch, **options: Any) -> tuple[Any, PyTree]:
-        trained = variables.params["encoder"]["embeddings"]
-        dtype = trained["norm"]["scale"].dtype
-        stay = {name: jnp.asarray(table, dtype) for name, table in tables.items()}
-        params = with_embeddings(variables.params, {**trained, **stay})
-        return model.apply(Variables(params, variables.mutable), batch, **options)
-
-    return model._replace(init=init, apply=apply)
-
-
-def narrowed(encoder: Encoder, share: float) -> Encoder:
-    """The encoder with a share of each layer's heads and inner neurons, at least one; same width."""
-    check_number("share", share, above=0, high=1)
-    return encoder.clone(
-        heads=max(1, round(share * encoder.heads)),
-        head_width=encoder.head_width or encoder.width // encoder.heads,
-        inner_width=max(1, round(share * (encoder.inner_width or 4 * encoder.width))),
-    )
-
-
-def encoder_units(params: PyTree, heads: int) -> Units:
-    """The units of an encoder that Federated Dropout drops: attention heads and inner neurons.
-
-    Args:
-      params: parameters of a model that contain an encoder's layers, or their shapes.
-      heads: attention heads of each layer.
-
-    Raises:
-      ValueError: the layers have another number of heads.
-    """
-    units: dict[str, tuple[Axis | None, ...]] = {}
-    for name, leaf in named_leaves(params).items():
-        match = re.fullmatch(r"((?:.*/)?layer\d+)/(\w+/\w+)", name)
-        if match is None or match[2] not in _UNITS:
-            continue
-        axes: list[Axis | None] = []
-        for kind, size in zip(_UNITS[match[2]], leaf.shape, strict=True):
-            if kind == "heads" and size % heads:
-                raise ValueError(
-                    f"heads must be a divisor of the {size} numbers of {name!r}, got {heads}."
-                )
-            numbers = size // heads if kind == "heads" else 1
-            axes.append(Axis(f"{match[1]}/{kind}", inner=numbers) if kind else None)
-        units[name] = tuple(axes)
-    return units
-
-
-def _encoder_of(model: Model) -> PyTree:
-    """Shapes of the model's parameters 'encoder'."""
-    params = variable_shapes(model).params
-    if "encoder" not in params:
-        raise ValueError(f"model must have parameters 'encoder', got {sorted(params)}.")
-    return params["encoder"]
-
-
-def _check_shapes(expected: PyTree, given: PyTree) -> None:
-    expected, given = _shapes(expected), _shapes(given)
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            raise ValueError(
-                f"encoder's parameter {name} must be {expected.get(name, 'absent')}, "
-                f"got {given.get(name, 'none')}."
-            )
-
-
-def _shapes(params: PyTree) -> dict[str, list[int]]:
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {"/".join(key.key for key in path): list(leaf.shape) for path, leaf in leaves}

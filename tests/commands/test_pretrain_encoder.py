@@ -11,8 +11,9 @@ from fedcodist.data.bert_tokens import SPECIAL, BertVocabulary
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
 from fedcodist.datasets.piece_preparation import vocabulary_split
-from fedcodist.text.bert import Encoder, first_layers, with_encoder
+from fedcodist.text.bert import Encoder
 from fedcodist.text.bert_weights import check_vocabulary, load_encoder
+from fedcodist.text.encoder_start import first_layers, with_encoder
 from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -16,8 +16,10 @@ from fedcodist.data.federated_data import FederatedData
 from fedcodist.report import flops, ranking
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import check_experiment, run_experiment
-from fedcodist.text.bert import Encoder, first_layers, narrowed
+from fedcodist.text.bert import Encoder
 from fedcodist.text.bert_weights import VOCABULARY, save_encoder, vocabulary_checksum
+from fedcodist.text.encoder_start import first_layers
+from fedcodist.text.encoder_units import narrowed
 from tests.datasets import test_ade, test_mind
 from tests.datasets.test_prepare import program
 

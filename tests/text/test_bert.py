@@ -14,17 +14,9 @@ from hypothesis import strategies as st
 from fedcodist.core.model import Variables, from_flax_linen
 from fedcodist.core.trees import parameter_count
 from fedcodist.models.submodels import counts_of, gathered, places_of, scattered
-from fedcodist.text.bert import (
-    Encoder,
-    attend,
-    bert_base,
-    bert_mini,
-    encoder_units,
-    first_layers,
-    narrowed,
-    with_encoder,
-    with_frozen_tables,
-)
+from fedcodist.text.bert import Encoder, attend, bert_base, bert_mini
+from fedcodist.text.encoder_start import first_layers, with_encoder, with_frozen_tables
+from fedcodist.text.encoder_units import encoder_units, narrowed
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

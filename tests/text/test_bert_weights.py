@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from fedcodist.data.bert_tokens import BertVocabulary
-from fedcodist.text.bert import Encoder, bert_mini, first_layers, narrowed
+from fedcodist.text.bert import Encoder, bert_mini
 from fedcodist.text.bert_weights import (
     VOCABULARY,
     check_vocabulary,
@@ -22,6 +22,8 @@ from fedcodist.text.bert_weights import (
     stored_encoder,
     vocabulary_checksum,
 )
+from fedcodist.text.encoder_start import first_layers
+from fedcodist.text.encoder_units import narrowed
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -11,8 +11,9 @@ from text_examples import SENTENCES
 
 from fedcodist.core.model import Variables
 from fedcodist.core.trees import parameter_count
-from fedcodist.text.bert import Encoder, with_embeddings, with_frozen_tables
+from fedcodist.text.bert import Encoder
 from fedcodist.text.bert_weights import load_embeddings, save_encoder
+from fedcodist.text.encoder_start import with_embeddings, with_frozen_tables
 from fedcodist.text.sentence_classifier import sentence_classifier
 from fedcodist.text.sentence_encoders import ConvolutionEncoder, LSTMEncoder, SelfAttentionEncoder
 

@@ -68,7 +68,7 @@ def fed_dropout(
         layer's inputs are positions x filters.
       submodel: the same network with fewer units; in a chain, in all layers except the last.
       layers: for a chain, the layers' names in order. For another network, the units of its parameters'
-        axes, such as `fedcodist.text.bert.encoder_units`.
+        axes, such as `fedcodist.text.encoder_units.encoder_units`.
       training, server_optimizer, schedule, hyper: as in `fed_avg`.
 
     Raises:

@@ -90,8 +90,8 @@ def fed_kd(
         attention heads differ, maps are averaged over heads.
       columns: the federated data's columns (arrays or shapes), for the widths of W^h.
       training: of both models, on the same batches. Each model has its own optimizer, which continues
-        over rounds. Embeddings of `fedcodist.text.bert.with_frozen_tables` do not change. SVD sends
-        nothing for parameters whose updates by `training.optimizer` are 0.
+        over rounds. Embeddings of `fedcodist.text.encoder_start.with_frozen_tables` do not change. SVD
+        sends nothing for parameters whose updates by `training.optimizer` are 0.
       exchange: with 'epoch_delta' clients train for `training.epochs` per round, and the changes of
         their students are averaged (the authors' code). With 'step_gradient' a round is one batch and
         the student's gradients are averaged. The server takes a step of `training.optimizer` along

@@ -18,7 +18,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.programs import build_programs
 from fedcodist.run.sources import resident_data
-from fedcodist.text.bert import first_layers, with_encoder, with_frozen_tables
+from fedcodist.text.encoder_start import first_layers, with_encoder, with_frozen_tables
 from fedcodist.text.news import news_recommender
 from fedcodist.text.sentence_classifier import sentence_classifier
 

@@ -35,7 +35,7 @@ from fedcodist.models.submodels import Axis, chain_units, counts_of, gathered, p
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.fedjax_adapter import as_fedjax
 from fedcodist.run.sources import resident_data
-from fedcodist.text.bert import encoder_units, narrowed
+from fedcodist.text.encoder_units import encoder_units, narrowed
 from fedcodist.text.sentence_classifier import sentence_classifier
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
