@@ -389,20 +389,6 @@ def patches(images: jax.Array, size: int, stride: int = 1) -> jax.Array:
     return jnp.concatenate(windows, axis=-1)
 
 
-def strided_patches3x3(images: jax.Array, height: int, width: int) -> jax.Array:
-    """[B, 2 H + 2, 2 W + 2, C] -> [B, H, W, 9 C], windows at stride 2.
-
-    Even and odd columns, then rows, are separated first: slices with a stride have slow gradients.
-    """
-    batch, rows, _, channels = images.shape
-    pairs = images.reshape(batch, rows, width + 1, 2, channels)
-    columns = [pairs[:, :, j // 2 : j // 2 + width, j % 2] for j in range(3)]
-    shifted = jnp.concatenate(columns, axis=-1)
-    pairs = shifted.reshape(batch, height + 1, 2, width, 3 * channels)
-    windows = [pairs[:, i // 2 : i // 2 + height, i % 2] for i in range(3)]
-    return jnp.concatenate(windows, axis=-1)
-
-
 @jax.custom_vjp
 def _pool(inputs: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(

@@ -4,7 +4,6 @@ https://arxiv.org/abs/1910.03581. Layers are those of Keras, as in the released 
 with momentum 0.99 and epsilon 1e-3, Glorot's uniform initialisation, an output layer without bias.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_integer, check_number, check_several
-from fedcodist.models.convolution import conv3x3, same_varying_axes, strided_patches3x3
+from fedcodist.models.convolution import conv3x3
+from fedcodist.models.correlation import correlate, product_with_fast_gradient
+from fedcodist.models.hashed_dropout import relu_and_dropout
 from fedcodist.models.headed import HEAD
 from fedcodist.models.normalization import BatchNorm, BatchNormOfMoments
 from fedcodist.models.normalized_product import normalized_convolution
@@ -128,7 +129,10 @@ class FedMDNetwork(nn.Module):
         def block(x: jax.Array, index: int, size: int, stride: int) -> jax.Array:
             kernel, bias = _Kernel(self.widths[index], size, name=f"conv{index + 1}")(x)
             x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-            x = (conv3x3 if stride == 1 else strided_convolution)(x, kernel) + bias
+            if stride == 1:
+                x = conv3x3(x, kernel) + bias
+            else:
+                x = correlate(x, kernel, stride, multiply=product_with_fast_gradient) + bias
             norm = BatchNorm(momentum=_MOMENTUM, epsilon=_EPSILON, name=f"norm{index + 1}")
             return activated(norm(x, train=train, mask=mask))
 
@@ -175,22 +179,6 @@ class FullyConnected(nn.Module):
         return x if self.classes is None else _output(self.classes)(x)
 
 
-def relu_and_dropout(features: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """ReLU, then dropout: features are zeroed with probability `rate`, others scaled to keep the mean.
-
-    Which features are zero depends on a hash of their place and two words drawn from the key.
-    `flax.linen.Dropout` draws a random word per feature, which takes a fifth of these networks' steps on
-    a CPU. There is no forward-mode derivative.
-
-    Args:
-      features: floats of any shape, fewer than 2^32.
-      rate: in [0, 1).
-      key: of the two words.
-    """
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    return _relu_and_dropout(*same_varying_axes(features, words), rate)
-
-
 def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
     """A gradient hook for weight decay: weight times the sum of squares of the output layer's kernel.
 
@@ -208,22 +196,6 @@ def output_penalty(weight: float = 1e-3) -> Callable[[PyTree, PyTree], PyTree]:
         return {**gradient, output: {**gradient[output], "kernel": kernel}}
 
     return add
-
-
-def strided_convolution(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Correlates images with 2x2 or 3x3 kernels at stride 2, whole windows only.
-
-    On a CPU there is no forward-mode derivative.
-
-    Args:
-      inputs: [B, H, W, C] floats, H and W at least the kernel's size K.
-      kernel: [K, K, C, N] of the same dtype.
-
-    Returns:
-      [B, (H - K) // 2 + 1, (W - K) // 2 + 1, N].
-    """
-    inputs, kernel = same_varying_axes(inputs, kernel)
-    return jax.lax.platform_dependent(inputs, kernel, cpu=_by_patches, default=_stock)
 
 
 def mean_pool_stride_2(inputs: jax.Array) -> jax.Array:
@@ -247,89 +219,6 @@ class _Kernel(nn.Module):
         return kernel, bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _relu_and_dropout(features: jax.Array, words: jax.Array, rate: float) -> jax.Array:
-    places = jnp.arange(features.size, dtype=jnp.uint32).reshape(features.shape)
-    draws = _mixed(_mixed(places + words[0]) ^ words[1])
-    is_kept = draws >= jnp.uint32(rate * 2**32)
-    return jnp.where(is_kept, nn.relu(features) / (1 - rate), 0)
-
-
-def _relu_and_dropout_forward(
-    features: jax.Array, words: jax.Array, rate: float
-) -> tuple[jax.Array, jax.Array]:
-    outputs = _relu_and_dropout(features, words, rate)
-    return outputs, outputs
-
-
-def _relu_and_dropout_backward(
-    rate: float, outputs: jax.Array, cotangent: jax.Array
-) -> tuple[jax.Array, None]:
-    # Outputs are positive exactly where a gradient flows, so no mask is stored or drawn again.
-    return jnp.where(outputs > 0, cotangent / (1 - rate), 0), None
-
-
-_relu_and_dropout.defvjp(_relu_and_dropout_forward, _relu_and_dropout_backward)
-
-
-def _mixed(words: jax.Array) -> jax.Array:
-    """The finaliser of Appleby's MurmurHash3: every bit of a word reaches every other."""
-    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
-    return words ^ (words >> 16)
-
-
 def _output(classes: int) -> nn.Dense:
     initializer = nn.initializers.glorot_uniform()
     return nn.Dense(classes, use_bias=False, kernel_init=initializer, name="output")
-
-
-def _by_patches(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    # A CPU's stock gradients of a strided convolution are very slow.
-    patches = _strided_patches(inputs, kernel.shape[0])
-    return _product(patches, kernel.reshape(-1, kernel.shape[-1]))
-
-
-@jax.custom_vjp
-def _product(rows: jax.Array, matrix: jax.Array) -> jax.Array:
-    """[B, H, W, K] times [K, N]."""
-    return rows @ matrix
-
-
-def _product_forward(
-    rows: jax.Array, matrix: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(rows, matrix), (rows, matrix)
-
-
-def _product_backward(
-    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    # As the second factor, XLA would transpose the cotangents, which takes a tenth of a network's step.
-    rows, matrix = residuals
-    flat = lambda array: array.reshape(-1, array.shape[-1])
-    product = jax.lax.dot_general(flat(cotangent), flat(rows), (((0,), (0,)), ((), ())))
-    return cotangent @ matrix.T, product.T
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        inputs, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-def _strided_patches(inputs: jax.Array, size: int) -> jax.Array:
-    """[B, H, W, C] -> [B, H', W', size^2 C], offsets in the kernel's row-major order; size 2 or 3."""
-    batch, height, width, channels = inputs.shape
-    rows, columns = ((side - size) // 2 + 1 for side in (height, width))
-    if size == 2:  # each pixel belongs to one window
-        whole = inputs[:, : 2 * rows, : 2 * columns].reshape(batch, rows, 2, columns, 2, channels)
-        return whole.swapaxes(2, 3).reshape(batch, rows, columns, 4 * channels)
-    # The last row and column of a 3x3 window are in the next pairs.
-    needed = [2 * rows + 2, 2 * columns + 2]
-    fill = [max(0, n - side) for n, side in zip(needed, (height, width), strict=True)]
-    padded = jnp.pad(inputs, ((0, 0), (0, fill[0]), (0, fill[1]), (0, 0)))
-    return strided_patches3x3(padded[:, : needed[0], : needed[1]], rows, columns)

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core.checks import check_integer
-from fedcodist.models.convolution import max_pool_2x2, patches, same_varying_axes
+from fedcodist.models.convolution import max_pool_2x2
+from fedcodist.models.correlation import correlate
 from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.mobilenet import MobileNetV2
 from fedcodist.models.resnet_imagenet import ImageNetResNet
@@ -65,24 +66,7 @@ class Convolution5x5(nn.Module):
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), jnp.float32)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-        return nn.relu(max_pool_2x2(conv5x5(x, kernel)) + bias)
-
-
-def conv5x5(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Correlates images [B, H, W, C] with kernels [5, 5, C, N], without padding."""
-    inputs, kernel = same_varying_axes(inputs, kernel)
-    # The stock gradients of a convolution are very slow in loops on a CPU.
-    return jax.lax.platform_dependent(inputs, kernel, cpu=_by_patches, default=_stock)
-
-
-def _by_patches(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    return patches(inputs, 5) @ kernel.reshape(-1, kernel.shape[-1])
-
-
-def _stock(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        inputs, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+        return nn.relu(max_pool_2x2(correlate(x, kernel)) + bias)
 
 
 class WithWidth(nn.Module):

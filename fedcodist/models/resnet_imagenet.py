@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.checks import check_boolean, check_integer, check_integers
-from fedcodist.models.convolution import patches, same_varying_axes
+from fedcodist.models.correlation import correlate
 from fedcodist.models.normalization import BatchNorm
 from fedcodist.models.resnet import BasicBlock, Convolution, Normalize
 
@@ -94,9 +94,8 @@ class Stem(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (7, 7, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
-        x, kernel = same_varying_axes(*nn.dtypes.promote_dtype(x, kernel))
-        # The stock gradient of the kernel is very slow in loops on a CPU.
-        return jax.lax.platform_dependent(x, kernel, cpu=_stem_by_patches, default=_stock_stem)
+        x, kernel = nn.dtypes.promote_dtype(x, kernel)
+        return correlate(x, kernel, stride=2, padding=3)
 
 
 def max_pool_3x3(x: jax.Array) -> jax.Array:
@@ -115,17 +114,6 @@ def _of_three_rows(x: jax.Array) -> jax.Array:
     even, odd = pairs[:, :, 0], pairs[:, :, 1]
     above = jnp.pad(odd[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)), constant_values=-jnp.inf)
     return jnp.maximum(jnp.maximum(even, odd), above)
-
-
-def _stem_by_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    padded = jnp.pad(x, ((0, 0), (3, 3), (3, 3), (0, 0)))
-    return patches(padded, 7, stride=2) @ kernel.reshape(-1, kernel.shape[-1])
-
-
-def _stock_stem(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        x, kernel, (2, 2), ((3, 3), (3, 3)), dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
 
 
 class BottleneckBlock(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from fedcodist.core.trees import parameter_count
 from fedcodist.models.googlenet import GoogLeNet
 from fedcodist.models.headed import HEAD, Headed, check_heads, embedding_of, headed
-from fedcodist.models.htfl import BACKBONES, GROUPS, adaptive_means, conv5x5, htfl_backbone
+from fedcodist.models.htfl import BACKBONES, GROUPS, adaptive_means, htfl_backbone
 from fedcodist.models.mobilenet import MobileNetV2
 from fedcodist.models.resnet_imagenet import ImageNetResNet, Stem, max_pool_3x3, resnet18
 
@@ -63,25 +63,6 @@ def test_adaptive_means_are_those_of_neighbouring_features(features, width):
         last = int(np.ceil((i + 1) * features / width))
         expected[:, i] = x[:, first:last].mean(1)
     np.testing.assert_allclose(adaptive_means(jnp.asarray(x), width), expected, atol=2e-6)
-
-
-def test_conv5x5_and_its_gradients_are_those_of_the_stock_convolution():
-    draws = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        x, kernel = (jnp.asarray(draws.normal(size=s)) for s in ((2, 9, 8, 3), (5, 5, 3, 4)))
-
-        def stock(x, kernel):
-            return jax.lax.conv_general_dilated(
-                x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-            )
-
-        np.testing.assert_allclose(conv5x5(x, kernel), stock(x, kernel), rtol=1e-10, atol=1e-12)
-        gradients = [
-            jax.grad(lambda *a, f=f: jnp.sum(f(*a) ** 2), (0, 1))(x, kernel)
-            for f in (conv5x5, stock)
-        ]
-        for ours, theirs in zip(*gradients, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_the_cnn_is_conv_relu_pool_conv_relu_pool_dense_relu():
