@@ -86,7 +86,7 @@ def train_client(
     Args:
       model: the network.
       training: optimizer, batch size, epochs and preprocessing.
-      variables: where training starts.
+      variables: where training starts: Variables, or a method's message, which may have more fields.
       data: the client's examples.
       key: drives the order of examples, preprocessing and dropout.
       learning_rate: client learning rate, may be traced.
@@ -169,7 +169,7 @@ def train_client(
     bound = epochs * -(-data.bound // batch_size)
     if optimizer_state is None:
         optimizer_state = optimizer.init(variables.params)
-    start = (*variables, optimizer_state, jnp.zeros((), jnp.float32))
+    start = (variables.params, variables.mutable, optimizer_state, jnp.zeros((), jnp.float32))
     params, mutable, optimizer_state, loss_sum = jax.lax.fori_loop(0, bound, step, start)
     return TrainedClient(
         Variables(params, mutable),

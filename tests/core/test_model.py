@@ -426,7 +426,9 @@ def test_outputs_without_a_leading_batch_axis_are_traced_for_each_size():
 
 def test_another_name_of_training_is_refused():
     """Without the argument the network would train in evaluation mode."""
-    with pytest.raises(ValueError, match="parameter `train` for the training mode: Misnamed has 'training'") as error:
+    with pytest.raises(
+        ValueError, match="parameter `train` for the training mode: Misnamed has 'training'"
+    ) as error:
         from_flax_linen(Misnamed(), EXAMPLE)
     assert "\n" not in str(error.value)
 
