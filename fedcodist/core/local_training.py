@@ -15,7 +15,7 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.method_checks import check_same_shapes
-from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.model import Batch, Model, Variables, applied
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.shuffling import permuted_positions
@@ -128,10 +128,9 @@ def train_client(
         params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         note_inputs(model, batch)
-        check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
-        outputs, mutable = model.apply(
-            Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
-        )
+        variables = Variables(params, mutable)
+        outputs, mutable = applied(model, variables, batch, train=True, key=dropout_key, mask=mask)
+        check_filled_batches(model.apply, variables, batch, batch_size, data)
         if mean_loss is not None:
             return mean_loss(outputs, batch, mask), mutable
         per_example = checked_loss(loss_of, outputs, batch, name_of_loss)

@@ -534,6 +534,37 @@ def test_a_wrong_method_is_one_line(case):
     assert "\n" not in str(raised.value)
 
 
+PLAIN = softmax_regression(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"init": lambda key: PLAIN.init(key).params},
+            r"model.init must return fedcodist.Variables\(params, mutable\), got dict",
+        ),
+        ({"init": lambda: None}, r"model.init does not fit what it is given: .*0 positional"),
+        (
+            {"apply": lambda variables, batch, **_: PLAIN.apply(variables, batch)[0]},
+            r"^model.apply must return \(outputs, mutable\), got float32\[2, 2\]",
+        ),
+    ],
+    ids=["init of a dictionary", "init of nothing", "apply of outputs"],
+)
+@pytest.mark.parametrize("kind", ["clients", "parties"])
+def test_a_model_of_wrong_functions_is_one_line(changes, message, kind):
+    model, training = PLAIN._replace(**changes), LocalTraining(optax.sgd, batch_size=2)
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        if kind == "clients":
+            pool = Pool(fed_avg(model, training), np.arange(3), 2)
+            independent_pools({"main": pool}, DATA.columns)
+        else:
+            algorithm = local_only({"a": PartyGroup(model, np.arange(3))}, training)
+            check_experiment(experiment_of(algorithm))
+    assert "\n" not in str(raised.value)
+
+
 def test_the_last_argument_of_set_model_may_have_any_name():
     method = make_method()
     renamed = method._replace(
