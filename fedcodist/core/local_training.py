@@ -124,17 +124,20 @@ def train_client(
     from_loss = functools.partial(jax.value_and_grad, has_aux=True)
     gradient_of = differentiate or training.differentiate or from_loss
 
+    def mean_of(outputs: Any, batch: Batch, mask: jax.Array) -> jax.Array:
+        if mean_loss is not None:
+            return mean_loss(outputs, batch, mask)
+        per_example = checked_loss(loss_of, outputs, batch, name_of_loss)
+        return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1)
+
     def loss(
         params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         note_inputs(model, batch)
         variables = Variables(params, mutable)
         outputs, mutable = applied(model, variables, batch, train=True, key=dropout_key, mask=mask)
-        check_filled_batches(model.apply, variables, batch, batch_size, data)
-        if mean_loss is not None:
-            return mean_loss(outputs, batch, mask), mutable
-        per_example = checked_loss(loss_of, outputs, batch, name_of_loss)
-        return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
+        check_filled_batches(model.apply, variables, batch, batch_size, data, outputs, mean_of)
+        return mean_of(outputs, batch, mask), mutable
 
     def step(index: jax.Array, carry: _Carry) -> _Carry:
         params, mutable, optimizer_state, loss_sum = carry
