@@ -14,7 +14,7 @@ from fedcodist.core.checks import check_function, check_integer, check_stream
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.model import Model, Variables
+from fedcodist.core.model import Model, Variables, applied
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory, lasting_state
 from fedcodist.core.shuffling import stream_positions
 
@@ -128,7 +128,8 @@ def train_steps(
         note_inputs(model, batch)
 
         def private_loss(params: PyTree) -> tuple[jax.Array, PyTree]:
-            outputs, mutable = model.apply(
+            outputs, mutable = applied(
+                model,
                 Variables(params, variables.mutable),
                 batch,
                 train=True,

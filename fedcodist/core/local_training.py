@@ -15,7 +15,7 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.method_checks import check_same_shapes
-from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.model import Batch, Model, Variables, applied
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_filled_batches
 from fedcodist.core.shuffling import permuted_positions
@@ -86,7 +86,7 @@ def train_client(
     Args:
       model: the network.
       training: optimizer, batch size, epochs and preprocessing.
-      variables: where training starts.
+      variables: where training starts: Variables, or a method's message, which may have more fields.
       data: the client's examples.
       key: drives the order of examples, preprocessing and dropout.
       learning_rate: client learning rate, may be traced.
@@ -124,18 +124,20 @@ def train_client(
     from_loss = functools.partial(jax.value_and_grad, has_aux=True)
     gradient_of = differentiate or training.differentiate or from_loss
 
+    def mean_of(outputs: Any, batch: Batch, mask: jax.Array) -> jax.Array:
+        if mean_loss is not None:
+            return mean_loss(outputs, batch, mask)
+        per_example = checked_loss(loss_of, outputs, batch, name_of_loss)
+        return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1)
+
     def loss(
         params: PyTree, mutable: PyTree, batch: Batch, mask: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         note_inputs(model, batch)
-        check_filled_batches(model.apply, Variables(params, mutable), batch, batch_size, data)
-        outputs, mutable = model.apply(
-            Variables(params, mutable), batch, train=True, key=dropout_key, mask=mask
-        )
-        if mean_loss is not None:
-            return mean_loss(outputs, batch, mask), mutable
-        per_example = checked_loss(loss_of, outputs, batch, name_of_loss)
-        return jnp.sum(per_example * mask) / jnp.maximum(jnp.sum(mask), 1), mutable
+        variables = Variables(params, mutable)
+        outputs, mutable = applied(model, variables, batch, train=True, key=dropout_key, mask=mask)
+        check_filled_batches(model.apply, variables, batch, batch_size, data, outputs, mean_of)
+        return mean_of(outputs, batch, mask), mutable
 
     def step(index: jax.Array, carry: _Carry) -> _Carry:
         params, mutable, optimizer_state, loss_sum = carry
@@ -169,7 +171,7 @@ def train_client(
     bound = epochs * -(-data.bound // batch_size)
     if optimizer_state is None:
         optimizer_state = optimizer.init(variables.params)
-    start = (*variables, optimizer_state, jnp.zeros((), jnp.float32))
+    start = (variables.params, variables.mutable, optimizer_state, jnp.zeros((), jnp.float32))
     params, mutable, optimizer_state, loss_sum = jax.lax.fori_loop(0, bound, step, start)
     return TrainedClient(
         Variables(params, mutable),

@@ -55,7 +55,8 @@ def check_method(
     is_missing = lambda value: value is None and method.hyper is not None
     hyper = hyper_shapes(method.hyper, is_leaf=is_missing)
     server = traced("method.init", lambda key: strongly_typed(method.init(key)), key)
-    message = traced("method.broadcast", method.broadcast, server)
+    no_server = " (the server's state is None: method.init returns none)" if server is None else ""
+    message = traced("method.broadcast", method.broadcast, server, about_none=no_server)
     for name in ("params", "mutable"):
         if not hasattr(message, name):
             raise TypeError(

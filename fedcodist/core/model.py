@@ -15,6 +15,7 @@ from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape, described
 from fedcodist.core.labels import class_labels
+from fedcodist.core.method_checks import kind_of, traced
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.trees import named_leaves
 
@@ -57,7 +58,24 @@ class Model(NamedTuple):
 
     def outputs(self, variables: Variables, batch: Batch) -> Any:
         """The network's outputs for a batch, in evaluation mode."""
-        return self.apply(variables, batch)[0]
+        return applied(self, variables, batch)[0]
+
+    def check(self, name: str) -> None:
+        """Raises TypeError or ValueError that names `init`, unless it returns Variables. Only traces."""
+        variables = traced(f"{name}.init", self.init, keys.key_shape())
+        if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
+            raise TypeError(
+                f"{name}.init must return fedcodist.Variables(params, mutable), got "
+                f"{kind_of(variables)}."
+            )
+
+
+def applied(model: Model, variables: Variables, batch: Batch, **options: Any) -> tuple[Any, PyTree]:
+    """The result of `model.apply`. Raises TypeError unless it is (outputs, mutable)."""
+    result = model.apply(variables, batch, **options)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"model.apply must return (outputs, mutable), got {described(result)}.")
+    return result[0], result[1]
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:

@@ -1,7 +1,8 @@
-"""Checks that padding does not count in networks' batch statistics.
+"""Checks that padding does not count in networks' batch statistics, or in outputs without a batch axis.
 
 A client's last batch is padded where its examples are not a multiple of the batch size. `mask` tells
-networks which examples are padding. Batch statistics of a network that ignores `mask` count padding too.
+networks which examples are padding. Batch statistics of a network that ignores `mask` count padding too,
+and so does an output that is a mean over the batch, such as an auxiliary loss.
 """
 
 import contextlib
@@ -16,8 +17,12 @@ from jax.extend.core import Jaxpr, Literal, Var
 
 from fedcodist.core import keys
 from fedcodist.core.inputs import ClientData
+from fedcodist.core.used_arguments import used_arguments
 
 PyTree = Any
+# (outputs, batch, mask) -> what training reads of a network's outputs
+ReadOutputs = Callable[[Any, Mapping[str, Any], jax.Array], jax.Array]
+STATISTICS, OUTPUT = "statistics", "output"  # where padding counts
 _HOW_TO_MEND = (
     "Let it take `mask` [batch] and give it to its normalisation (fedcodist.models.BatchNorm takes "
     "`mask`, Flax's `mask[:, None] > 0` for inputs [batch, features]), or choose a batch size that "
@@ -34,6 +39,7 @@ class PaddedBatches(NamedTuple):
       capacity: the most examples of a client in this training.
       num_examples: length of the columns.
       left_out: how many of a client's examples, at most half of them, this training does not see.
+      counted_in: STATISTICS, or OUTPUT for an output without a batch axis.
     """
 
     clients: Any
@@ -41,6 +47,7 @@ class PaddedBatches(NamedTuple):
     capacity: int
     num_examples: int
     left_out: int = 0
+    counted_in: str = STATISTICS
 
 
 _collected: contextvars.ContextVar[list[PaddedBatches] | None] = contextvars.ContextVar(
@@ -83,8 +90,10 @@ def check_filled_batches(
     batch: Mapping[str, Any],
     batch_size: int,
     data: ClientData,
+    outputs: Any,
+    read: ReadOutputs,
 ) -> None:
-    """Warns or raises if the padding of a client's last batch would count in batch statistics.
+    """Warns or raises if padding would count in batch statistics, or in an output that the loss reads.
 
     This happens when training is traced. `run_experiment` checks the clients' sizes itself.
 
@@ -94,27 +103,40 @@ def check_filled_batches(
       batch: a batch.
       batch_size: examples per step.
       data: the client's examples; `data.size` is a tracer inside a compiled program.
+      outputs: of the network for the batch.
+      read: the loss.
 
     Raises:
       ValueError: names the network, if the client's size is known and not a multiple of the batch size.
     """
-    if not jax.tree.leaves(variables.mutable) or not counts_padding(apply, variables, batch):
+    if jax.tree.leaves(variables.mutable) and counts_padding(apply, variables, batch):
+        counted_in = STATISTICS
+    elif reads_padding(apply, variables, batch, outputs, read):
+        counted_in = OUTPUT
+    else:
         return
     if not isinstance(data.size, jax.core.Tracer):
         if int(data.size) % batch_size:
             why = not_a_multiple_text(f"A client has {int(data.size)}", batch_size)
-            raise ValueError(padding_message(why))
+            raise ValueError(padding_message(why, counted_in))
         return
     num_examples = len(next(iter(data.columns.values())))
     padded = _collected.get()
     if padded is not None:
         padded.append(
-            PaddedBatches(_clients.get(), batch_size, data.capacity, num_examples, _left_out.get())
+            PaddedBatches(
+                _clients.get(),
+                batch_size,
+                data.capacity,
+                num_examples,
+                _left_out.get(),
+                counted_in,
+            )
         )
     else:
         # Python shows a warning of the same text and place only once.
         why = f"Clients may have a number of examples that is not a multiple of batch_size={batch_size}"
-        warnings.warn(padding_message(why), stacklevel=1)
+        warnings.warn(padding_message(why, counted_in), stacklevel=1)
 
 
 def check_dealt_batches(
@@ -175,8 +197,14 @@ def check_masked(
         raise ValueError(padding_message(why))
 
 
-def padding_message(why: str) -> str:
+def padding_message(why: str, counted_in: str = STATISTICS) -> str:
     """The message of the error and of the warning; `why` is a sentence without its full stop."""
+    if counted_in == OUTPUT:
+        return (
+            "network must return an output that its loss reads per example, [batch, ...], or use "
+            f"`mask`: otherwise padding counts in it. {why}. Return a term of the loss as [batch], or "
+            "choose a batch size that divides the number of every client's examples."
+        )
     return (
         "network must use `mask`: otherwise padding counts in its batch statistics. "
         f"{why}. {_HOW_TO_MEND}"
@@ -214,8 +242,59 @@ def counts_padding(apply: Callable[..., Any], variables: PyTree, batch: Mapping[
     )
 
 
+def reads_padding(
+    apply: Callable[..., Any],
+    variables: PyTree,
+    batch: Mapping[str, Any],
+    outputs: Any,
+    read: ReadOutputs,
+) -> bool:
+    """Whether the loss reads an output that joins the batch's examples without its mask. Only traces.
+
+    Such an output is of real numbers, has no batch axis, and depends on the batch. A mean over the batch
+    that is given to every example is not found.
+    """
+    mask = _mask_shape(batch)
+    (size,) = mask.shape
+    joins = [
+        jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and jnp.shape(leaf)[:1] != (size,)
+        for leaf in jax.tree.leaves(outputs)
+    ]
+    if not any(joins):  # as in nearly all networks, which are then not traced again
+        return False
+
+    def outputs_of(
+        batch: Mapping[str, jax.Array], mask: jax.Array, variables: PyTree, key: jax.Array
+    ) -> Any:
+        return apply(variables, batch, train=True, key=key, mask=mask)[0]
+
+    columns, others = _shapes(dict(batch)), (_shapes(variables), keys.key_shape())
+    network = jax.make_jaxpr(outputs_of)(columns, mask, *others)
+    loss = jax.make_jaxpr(read)(_shapes(outputs), columns, mask)
+    count, is_read = len(jax.tree.leaves(columns)), used_arguments(loss)
+    for place in (place for place, leaf_joins in enumerate(joins) if leaf_joins and is_read[place]):
+        used = used_arguments(network, [other == place for other in range(len(joins))])
+        if any(used[:count]) and not used[count]:
+            longer = [_resized(tree, size, size + 1) for tree in (columns, mask)]
+            try:
+                after = jax.tree.leaves(jax.eval_shape(outputs_of, *longer, *others))
+            except Exception:  # some networks take batches of one size only
+                continue
+            # Otherwise its batch axis is another one than the first.
+            if after[place].shape == network.out_avals[place].shape:
+                return True
+    return False
+
+
+def _resized(tree: PyTree, size: int, other: int) -> PyTree:
+    """Shapes in which a first axis of `size` has another length."""
+    length = lambda leaf: (other,) if leaf.shape[:1] == (size,) else leaf.shape[:1]
+    resized = lambda leaf: jax.ShapeDtypeStruct((*length(leaf), *leaf.shape[1:]), leaf.dtype)
+    return jax.tree.map(resized, tree)
+
+
 def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
 def _mask_shape(batch: Mapping[str, Any]) -> jax.ShapeDtypeStruct:

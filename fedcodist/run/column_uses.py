@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from fedcodist.core.labels import CLICKS, ONE_HOT
-from fedcodist.run.used_arguments import inner_jaxprs, scan_parts, used_arguments
+from fedcodist.core.used_arguments import inner_jaxprs, scan_parts, used_arguments
 
 PyTree = Any
 

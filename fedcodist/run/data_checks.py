@@ -19,6 +19,7 @@ from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm, Predictor
 from fedcodist.core.model import Batch
 from fedcodist.core.tracing import strongly_typed, traced_once
+from fedcodist.core.used_arguments import used_arguments
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.column_uses import (
@@ -31,7 +32,6 @@ from fedcodist.run.column_uses import (
 )
 from fedcodist.run.evaluated_models import evaluated_models
 from fedcodist.run.sources import ResidentData
-from fedcodist.run.used_arguments import used_arguments
 
 PyTree = Any
 _CLIENTS = ""  # the name of the clients' data, among names of data sets

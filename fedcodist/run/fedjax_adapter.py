@@ -13,6 +13,7 @@ from fedcodist.core.checks import shown
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort
 from fedcodist.core.method import FederatedMethod, message_to_reduce
+from fedcodist.core.method_checks import traced
 
 PyTree = Any
 
@@ -54,7 +55,7 @@ def as_fedjax(
         if there are no clients, if two have one id, if a client's columns do not fit each other or those
         of the first client, or if `round` must be given.
     """
-    if jax.tree.leaves(method.init_client_state()):
+    if jax.tree.leaves(traced("method.init_client_state", lambda: method.init_client_state())):
         raise ValueError(
             "method must be one whose clients keep nothing between rounds; SCAFFOLD, FedKD and memories "
             "of compressors need an algorithm, such as independent_pools."

@@ -34,7 +34,8 @@ def check_models(
 
     Raises:
       ValueError, TypeError: a loss or metric is not one number per example; the message names the model
-        and the split. Or a network's batch statistics would count padding; it names the padded batches.
+        and the split. Or a network's batch statistics, or an output that the loss reads, would count
+        padding; it names the padded batches.
     """
     models = evaluated_models(experiment.algorithm)
     for name, (predictor, _) in models.items():
@@ -183,7 +184,7 @@ def _check_statistics(data: ResidentData | StreamedData, padded: Sequence[Padded
                 verb = "trains on" if batches.left_out else "has"
                 who = "Clients train on" if is_shared else f"Client {client} {verb}"
                 why = not_a_multiple_text(f"{who} {count}", batches.batch_size)
-                raise ValueError(padding_message(why))
+                raise ValueError(padding_message(why, batches.counted_in))
 
 
 def _shape(column: Any) -> jax.ShapeDtypeStruct:

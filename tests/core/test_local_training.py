@@ -1,6 +1,7 @@
 """Local training against plain NumPy; padding and hooks."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,22 @@ def test_training_is_gradient_descent_on_every_example_once_per_epoch(size, ragg
     weights, loss = descend(seen, 3 * per_epoch)
     np.testing.assert_allclose(trained.variables.params["weights"], weights, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(trained.loss, loss, rtol=1e-4)
+
+
+class Message(NamedTuple):
+    params: Any
+    mutable: Any
+    beside: Any
+
+
+def test_training_starts_from_a_message_with_further_fields():
+    """A method's message may have them, and they are not part of the trained model."""
+    columns = {name: jnp.asarray(column) for name, column in COLUMNS.items()}
+    data = ClientData(columns, jnp.int32(0), jnp.int32(8), jnp.int32(8), 8, False)
+    of = lambda start: jax.eval_shape(
+        lambda: train_client(regression(), TRAINING, start, data, jax.random.key(0), 0.1)
+    )
+    assert of(Message(*ZERO, beside=jnp.ones(2))) == of(ZERO)
 
 
 def test_no_examples_change_nothing():

@@ -1,6 +1,7 @@
 """Padding is never counted in batch statistics."""
 
 import warnings
+from collections.abc import Callable
 
 import flax.linen as nn
 import haiku as hk
@@ -22,6 +23,7 @@ from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
+from fedcodist.core.model import cross_entropy
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.models.digits import BatchNormMLP
@@ -119,6 +121,57 @@ class MaskedNNX(PlainNNX):
 )
 def test_networks_that_leave_padding_out_are_taken(make):
     check_experiment(experiment_of(make(), [0, 4, 7]))
+
+
+class Auxiliary(nn.Module):
+    """Logits, and another output; `jit` hides from which inputs it is made."""
+
+    other: Callable[..., jax.Array]
+
+    @nn.compact
+    def __call__(self, x, mask=None):
+        temperature = self.param("temperature", nn.initializers.ones, ())
+        h = nn.Dense(5)(x)
+        other = jax.jit(lambda *arrays: (self.other(*arrays, mask), arrays))(h, temperature)[0]
+        return nn.Dense(2)(h), other
+
+
+def auxiliary(other, is_read=True):
+    def loss(outputs, batch):
+        return cross_entropy(outputs[0], batch) + (outputs[1].mean() if is_read else 0.0)
+
+    return from_flax_linen(Auxiliary(other), EXAMPLE, loss=loss, metrics={})
+
+
+mean_of_batch = lambda h, temperature, mask: (h**2).mean()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_output_that_would_count_padding_is_refused(streamed):
+    make = lambda offsets: experiment_of(auxiliary(mean_of_batch), offsets, streamed=streamed)
+    message = r"^network must return an output .*`mask`: .*Client 1 has 3 .*batch_size=4"
+    with pytest.raises(ValueError, match=message) as error:
+        check_experiment(make([0, 4, 7]))
+    assert "\n" not in str(error.value)
+    check_experiment(make([0, 4, 8]))  # here is no padding
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: auxiliary(mean_of_batch, is_read=False), id="not read"),
+        pytest.param(lambda: auxiliary(lambda h, t, mask: t), id="of parameters"),
+        pytest.param(lambda: auxiliary(lambda h, t, mask: h.T), id="batch axis last"),
+        pytest.param(
+            lambda: auxiliary(
+                lambda h, t, mask: jnp.sum(h.mean(1) * (1 if mask is None else mask))
+            ),
+            id="mask",
+        ),
+    ],
+)
+def test_outputs_that_leave_padding_out_are_taken(model):
+    check_experiment(experiment_of(model(), [0, 4, 7]))
 
 
 def test_a_clean_run_does_not_warn():

@@ -490,6 +490,14 @@ WRONG_METHODS = {
         rf"client_update looks up 'pixels'{AT}: the columns are \['image', 'label'\]",
     ),
     "init of nothing": ({"init": lambda: 0}, r"method.init does not fit what it is given"),
+    "a server's state of nothing": (
+        {"init": lambda key: None},
+        r"broadcast .* \(the server's state is None: method.init returns none\): 'NoneType' object has",
+    ),
+    "a client state that needs a key": (
+        {"init_client_state": lambda key: None},
+        r"method.init_client_state does not fit what it is given: .* missing 1 required positional",
+    ),
     "a message without a model": (
         {"broadcast": lambda server: server.params},
         r"broadcast must return what has the model's 'params' and 'mutable', .* got dict",
@@ -521,7 +529,39 @@ WRONG_METHODS = {
 def test_a_wrong_method_is_one_line(case):
     changes, message = WRONG_METHODS[case]
     with pytest.raises((TypeError, ValueError), match=message) as raised:
-        communication_of(make_method()._replace(**changes), DATA.columns)
+        pool = Pool(make_method()._replace(**changes), np.arange(3), 2)
+        independent_pools({"main": pool}, DATA.columns)
+    assert "\n" not in str(raised.value)
+
+
+PLAIN = softmax_regression(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"init": lambda key: PLAIN.init(key).params},
+            r"model.init must return fedcodist.Variables\(params, mutable\), got dict",
+        ),
+        ({"init": lambda: None}, r"model.init does not fit what it is given: .*0 positional"),
+        (
+            {"apply": lambda variables, batch, **_: PLAIN.apply(variables, batch)[0]},
+            r"^model.apply must return \(outputs, mutable\), got float32\[2, 2\]",
+        ),
+    ],
+    ids=["init of a dictionary", "init of nothing", "apply of outputs"],
+)
+@pytest.mark.parametrize("kind", ["clients", "parties"])
+def test_a_model_of_wrong_functions_is_one_line(changes, message, kind):
+    model, training = PLAIN._replace(**changes), LocalTraining(optax.sgd, batch_size=2)
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        if kind == "clients":
+            pool = Pool(fed_avg(model, training), np.arange(3), 2)
+            independent_pools({"main": pool}, DATA.columns)
+        else:
+            algorithm = local_only({"a": PartyGroup(model, np.arange(3))}, training)
+            check_experiment(experiment_of(algorithm))
     assert "\n" not in str(raised.value)
 
 

@@ -189,15 +189,15 @@ def full_gradient(
     """
     size = batch_size_for(training.batch_size, data.capacity)
 
-    def loss(params: PyTree, batch: Batch, mask: jax.Array, key: jax.Array | None) -> jax.Array:
-        if train:
-            check_filled_batches(
-                model.apply, Variables(params, variables.mutable), batch, size, data
-            )
-        outputs, _ = model.apply(
-            Variables(params, variables.mutable), batch, train=train, mask=mask, key=key
-        )
+    def sum_of(outputs: Any, batch: Batch, mask: jax.Array) -> jax.Array:
         return jnp.sum(checked_loss(model.loss, outputs, batch) * mask)
+
+    def loss(params: PyTree, batch: Batch, mask: jax.Array, key: jax.Array | None) -> jax.Array:
+        received = Variables(params, variables.mutable)
+        outputs, _ = model.apply(received, batch, train=train, mask=mask, key=key)
+        if train:
+            check_filled_batches(model.apply, received, batch, size, data, outputs, sum_of)
+        return sum_of(outputs, batch, mask)
 
     def add(index: jax.Array, total: PyTree) -> PyTree:
         _, rows, is_real = batches.places(index, size, data.size)

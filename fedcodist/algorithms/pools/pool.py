@@ -91,6 +91,10 @@ def assemble(
     check_columns("columns", columns)
     _check_names_of_models(pools)
     lengths = [num_rounds, *(pool.method.num_rounds for pool in pools.values())]
+    # This checks the methods, so it comes before their functions are called below.
+    communication = {
+        n: communication_of(pool.method, columns, has_server) for n, pool in pools.items()
+    }
 
     def init(key: jax.Array) -> dict[str, PyTree]:
         return {n: pool.method.init(keys.derive(key, "init", n)) for n, pool in pools.items()}
@@ -128,9 +132,7 @@ def assemble(
         select=select,
         round=round_and_finite,
         predictors={n: predictor(n, pool.method) for n, pool in pools.items()},
-        communication={
-            n: communication_of(pool.method, columns, has_server) for n, pool in pools.items()
-        },
+        communication=communication,
         num_clients=1 + max(int(pool.clients[-1]) for pool in pools.values()),
         data_set_sizes=data_set_sizes,
         personal_models={n: personal(n, pool.method) for n, pool in pools.items()},

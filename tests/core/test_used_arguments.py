@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedcodist.run.used_arguments import used_arguments
+from fedcodist.core.used_arguments import used_arguments
 
 
 def loop(a, b, c, count):
