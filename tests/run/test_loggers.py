@@ -164,7 +164,7 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert ids.keys() == {"3", "4"}
     for index, (seed, run_id) in enumerate(ids.items()):
         logged, about, final = [], [], {}
-        for path in sorted(tmp_path.glob(f"wandb/*-{run_id}/run-{run_id}.wandb")):
+        for path in sorted(tmp_path.glob(f"wandb/*-{run_id}*/run-{run_id}.wandb")):
             for record in map(Record.FromString, leveldb_records(path.read_bytes()[7:], 7)):
                 items = {
                     item.key or "/".join(item.nested_key): json.loads(item.value_json)
