@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -153,6 +154,17 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
 
     for name, value in {"MODE": "offline", "SILENT": "true", "CONSOLE": "off"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
+
+    def whole_run(path):
+        """The records of a finished run. W&B's own process may still write after `finish`."""
+        for _ in range(300):
+            content = path.read_bytes()[7:]
+            records = [Record.FromString(record) for record in leveldb_records(content, 7)]
+            if records and records[-1].HasField("exit"):
+                return records
+            time.sleep(0.1)
+        raise AssertionError(f"{path} has no end")
+
     killed = WandbLogger(tmp_path)
     log(killed, [0, 1])
     for run in killed._runs.values():
@@ -163,9 +175,10 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     ids = json.loads((tmp_path / "wandb_runs.json").read_text())
     assert ids.keys() == {"3", "4"}
     for index, (seed, run_id) in enumerate(ids.items()):
+        # W&B adds -1 to the name of a folder that it has made within the same second.
         logged, about, final = [], [], {}
         for path in sorted(tmp_path.glob(f"wandb/*-{run_id}*/run-{run_id}.wandb")):
-            for record in map(Record.FromString, leveldb_records(path.read_bytes()[7:], 7)):
+            for record in whole_run(path):
                 items = {
                     item.key or "/".join(item.nested_key): json.loads(item.value_json)
                     for item in record.history.item
