@@ -15,7 +15,12 @@ from fedcodist.core.model import (
     checked_model,
     cross_entropy,
 )
-from fedcodist.core.network_inputs import as_batch, checked_example, network_inputs
+from fedcodist.core.network_inputs import (
+    as_batch,
+    check_takes_example,
+    checked_example,
+    network_inputs,
+)
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import TRAIN, check_layers_train, read_call
 
@@ -91,6 +96,7 @@ def from_haiku(
         )
         return outputs, mutable if train else variables.mutable
 
+    check_takes_example("network", init, example, inputs)
     if call.accepted.isdisjoint(flags):
         check_layers_train("network", network, haiku_layers_off(init))
     return checked_model(init, apply, loss, metrics, as_batch(example, inputs))

@@ -16,7 +16,12 @@ from fedcodist.core.model import (
     checked_model,
     cross_entropy,
 )
-from fedcodist.core.network_inputs import as_batch, checked_example, network_inputs
+from fedcodist.core.network_inputs import (
+    as_batch,
+    check_takes_example,
+    checked_example,
+    network_inputs,
+)
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import (
     TRAIN,
@@ -117,6 +122,7 @@ def from_flax_linen(
         return outputs, dict(mutable)
 
     example_batch = as_batch(example, inputs)
+    check_takes_example("module", init, example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train("module", module, linen_layers_off(init, apply, example_batch))
     return checked_model(init, apply, loss, metrics, example_batch)

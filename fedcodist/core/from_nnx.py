@@ -17,7 +17,12 @@ from fedcodist.core.model import (
     checked_model,
     cross_entropy,
 )
-from fedcodist.core.network_inputs import as_batch, checked_example, network_inputs
+from fedcodist.core.network_inputs import (
+    as_batch,
+    check_takes_example,
+    checked_example,
+    network_inputs,
+)
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import TRAIN, check_attributes, check_layers_train, read_call
 
@@ -99,6 +104,8 @@ def from_flax_nnx(
         return outputs, new
 
     example_batch = as_batch(example, inputs)
+    start = lambda key: apply(init(key), example_batch)[0]
+    check_takes_example("create's module", start, example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train(
             "create's module", template, nnx_layers_off(modules, init, apply, example_batch)

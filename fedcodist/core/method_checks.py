@@ -161,7 +161,12 @@ def _as_aggregate(aggregate: Any) -> Any:
 
 
 def traced(
-    name: str, function: Callable[..., Any], *arguments: Any, hint: str = "", about_none: str = ""
+    name: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    hint: str = "",
+    about_none: str = "",
+    given: str = "what it is given",
 ) -> Any:
     """The shapes of a function's result.
 
@@ -171,6 +176,7 @@ def traced(
       arguments: arrays or shapes.
       hint: what the function may look up; ends the message if it looks up something else.
       about_none: which argument is None, and why; for messages about a None.
+      given: the arguments, for messages.
 
     Raises:
       ValueError, TypeError: names the function, and says what is wrong with it.
@@ -190,9 +196,7 @@ def traced(
         about = about_none if "NoneType" in message else ""
         if isinstance(error, ScopeParamShapeError):
             about += ", inputs of another shape than the network was made with"
-        raise kind(
-            f"{name} does not fit what it is given{about}{error_place(error)}: {message}"
-        ) from error
+        raise kind(f"{name} does not fit {given}{about}{error_place(error)}: {message}") from error
 
 
 def raised_here(error: BaseException) -> bool:

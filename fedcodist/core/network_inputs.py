@@ -1,13 +1,15 @@
 """The inputs of a network: the columns of a batch that it reads, and an example of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.core import keys
 from fedcodist.core.checks import shown
+from fedcodist.core.method_checks import shape_of, traced
 
 Inputs = str | tuple[str, ...]  # the column that a network reads, or its columns
 
@@ -40,6 +42,21 @@ def checked_example(example: Any, inputs: Inputs) -> Any:
     example = jax.tree.map(to_jax, example)
     _check_names(example, inputs)
     return example
+
+
+def check_takes_example(
+    argument: str, start: Callable[[jax.Array], Any], example: Any, inputs: Inputs
+) -> None:
+    """Raises ValueError or TypeError that names the example if the network fails with it. Only traces.
+
+    Args:
+      argument: the network's name in errors.
+      start: key -> anything; gives the example to the network.
+      example, inputs: of `checked_example`.
+    """
+    columns = as_batch(example, inputs).items()
+    shapes = ", ".join(f"{name!r}: {shape_of(column)}" for name, column in columns)
+    traced(argument, start, keys.key_shape(), given=f"the example {{{shapes}}}")
 
 
 def _check_names(example: Any, inputs: Inputs) -> None:
