@@ -121,7 +121,8 @@ def haiku_layers_off(init: Init) -> list[str]:
         return method(*placed, **named)
 
     with hk.intercept_methods(watch):
-        jax.eval_shape(init, keys.key_shape())
+        # JAX would not trace the same function again.
+        jax.eval_shape(lambda key: init(key), keys.key_shape())
     return off
 
 

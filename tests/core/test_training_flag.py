@@ -289,8 +289,12 @@ def test_the_error_of_a_part_itself_is_not_hidden():
         def __call__(self, x, train=False):
             raise RuntimeError("of the part")
 
-    with pytest.raises(RuntimeError, match=r"^of the part"):
+    message = (
+        r"^module does not fit the example .* \(test_training_flag\.py, line \d+\): of the part$"
+    )
+    with pytest.raises(ValueError, match=message) as error:
         headed(Fails(), EXAMPLE, 3)
+    assert isinstance(error.value.__cause__, RuntimeError)
     with pytest.raises(ValueError, match=r"\(of the part\)"):
         headed(nn.remat(Fails)(), EXAMPLE, 3)
 
