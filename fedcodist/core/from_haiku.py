@@ -96,7 +96,7 @@ def from_haiku(
         )
         return outputs, mutable if train else variables.mutable
 
-    check_takes_example("network", init, example, inputs)
+    check_takes_example(init, example, inputs)
     if call.accepted.isdisjoint(flags):
         check_layers_train("network", network, haiku_layers_off(init))
     return checked_model(init, apply, loss, metrics, as_batch(example, inputs))

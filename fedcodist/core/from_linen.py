@@ -122,7 +122,7 @@ def from_flax_linen(
         return outputs, dict(mutable)
 
     example_batch = as_batch(example, inputs)
-    check_takes_example("module", init, example, inputs)
+    check_takes_example(init, example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train("module", module, linen_layers_off(init, apply, example_batch))
     return checked_model(init, apply, loss, metrics, example_batch)

@@ -105,7 +105,7 @@ def from_flax_nnx(
 
     example_batch = as_batch(example, inputs)
     start = lambda key: apply(init(key), example_batch)[0]
-    check_takes_example("create's module", start, example, inputs)
+    check_takes_example(start, example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train(
             "create's module", template, nnx_layers_off(modules, init, apply, example_batch)

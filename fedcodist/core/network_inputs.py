@@ -44,19 +44,16 @@ def checked_example(example: Any, inputs: Inputs) -> Any:
     return example
 
 
-def check_takes_example(
-    argument: str, start: Callable[[jax.Array], Any], example: Any, inputs: Inputs
-) -> None:
+def check_takes_example(start: Callable[[jax.Array], Any], example: Any, inputs: Inputs) -> None:
     """Raises ValueError or TypeError that names the example if the network fails with it. Only traces.
 
     Args:
-      argument: the network's name in errors.
       start: key -> anything; gives the example to the network.
       example, inputs: of `checked_example`.
     """
     columns = as_batch(example, inputs).items()
     shapes = ", ".join(f"{name!r}: {shape_of(column)}" for name, column in columns)
-    traced(argument, start, keys.key_shape(), given=f"the example {{{shapes}}}")
+    traced("the network", start, keys.key_shape(), given=f"the example {{{shapes}}}")
 
 
 def _check_names(example: Any, inputs: Inputs) -> None:

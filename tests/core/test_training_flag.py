@@ -289,9 +289,8 @@ def test_the_error_of_a_part_itself_is_not_hidden():
         def __call__(self, x, train=False):
             raise RuntimeError("of the part")
 
-    message = (
-        r"^module does not fit the example .* \(test_training_flag\.py, line \d+\): of the part$"
-    )
+    place = r"\(test_training_flag\.py, line \d+\)"
+    message = f"^the network does not fit the example .* {place}: of the part$"
     with pytest.raises(ValueError, match=message) as error:
         headed(Fails(), EXAMPLE, 3)
     assert isinstance(error.value.__cause__, RuntimeError)
