@@ -1,8 +1,7 @@
 """Groups of whole clients: splits, larger clients, and pools, the clients who train one model.
 
 With the same seed and number of clients, `split_clients`, `merge_clients` and `capacity_pools` draw the
-same order of clients: the first group and the pool "large" share as many clients as they can. Give them
-different seeds.
+same order of clients, so that their groups depend on each other. Give them different seeds.
 """
 
 from __future__ import annotations

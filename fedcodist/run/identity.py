@@ -69,6 +69,8 @@ class Identity(NamedTuple):
             the number of rounds.
         """
         parts = ["prepared", "data"]
+        if "execution" in theirs:  # older run folders have no record
+            parts.append("execution")
         if not self.has_config:
             parts += ["settings", "algorithm"]
         rounds = theirs.get("rounds")
@@ -77,8 +79,6 @@ class Identity(NamedTuple):
             {part: _without_later_evaluations(until, content.get(part)) for part in parts}
             for content in (theirs, self.content)
         )
-        if "execution" in theirs:  # older run folders have no record
-            before["execution"], now["execution"] = theirs["execution"], self.content["execution"]
         if not self.has_config:
             now["settings"] = _without_unrecorded(before["settings"], now["settings"])
         if difference := first_difference(before, now):
