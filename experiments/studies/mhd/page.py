@@ -37,9 +37,10 @@ from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.spread import mean_difference
 from fedcodist.report.tables_heads import Heads
 
-CIFAR, DIGITS = "cifar100_mhd", "digits_mhd_orderings"
-EXPERIMENTS = (DIGITS, CIFAR, BESIDE_FED_MD)
+CIFAR, CIFAR_LONG, DIGITS = "cifar100_mhd", "cifar100_mhd_long", "digits_mhd_orderings"
+EXPERIMENTS = (DIGITS, CIFAR_LONG, CIFAR, BESIDE_FED_MD)
 ON_DIGITS = "Digits: all orderings"
+LONGER = "CIFAR-100: ten times as many steps"
 # Table -> its rows' labels -> run.
 ROWS: dict[str, dict[str, str]] = {}
 with Path(__file__).with_name("rows.csv").open(encoding="utf-8", newline="") as file:
@@ -56,8 +57,11 @@ def mhd(records: Sequence[Record], notes: Notes) -> Page:
     known = _known_runs(full, CIFAR)
     measured = orderings()
     parts, verdicts = _on_digits(full, notes)
-    # The other runs are far shorter than the paper's, so that theirs would decide nothing.
+    # The runs of the other sections are far shorter than the paper's, so that they decide nothing.
     has_digits = bool(verdicts)
+    of_longer, verdicts_of_longer = _longer(full, notes)
+    parts += of_longer
+    verdicts += verdicts_of_longer
     for name, (title, body) in SECTIONS.items():
         of_section = [ordering for ordering in measured if ordering.section == name]
         rows, of_rows = _measured(known, of_section, title)
@@ -102,6 +106,36 @@ def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list
     if missing := len(every) - len(measured):
         waiting = f"{missing} of {len(every)} orderings wait for runs"
         parts.insert(3, f"{waiting}, whose command is at the page's end.")
+    return parts, verdicts
+
+
+def _longer(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Verdict]]:
+    """The orderings that the long runs on CIFAR-100 measure. Their verdicts are counted apart."""
+    known, short = _known_runs(records, CIFAR_LONG), _known_runs(records, CIFAR)
+    measured = [
+        ordering._replace(
+            in_words=ordering.in_words and f"CIFAR-100, 30,000 steps, {ordering.in_words}",
+            again="CIFAR-100, 30,000 steps",
+        )
+        for ordering in orderings()
+        if _difference(known, ordering)
+    ]
+    if not measured:
+        return [], []
+    rows, verdicts = _measured(known, measured, LONGER, has_words=True)
+    both = {
+        f"{label}, {steps} steps": of_length[run]
+        for label, run in ROWS["longer"].items()
+        for steps, of_length in (("3,000", short), ("30,000", known))
+        if run in of_length
+    }
+    parts = [
+        f"## {LONGER}",
+        notes[LONGER],
+        table((*HEADINGS, "Here"), rows),
+        found(notes, LONGER),
+        _heads_table(both, {label: label for label in both}),
+    ]
     return parts, verdicts
 
 

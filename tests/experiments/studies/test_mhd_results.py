@@ -6,7 +6,12 @@ import zlib
 import numpy as np
 import pytest
 
-from experiments.configs import cifar100_mhd, cifar_mhd_fed_md, digits_mhd_orderings
+from experiments.configs import (
+    cifar100_mhd,
+    cifar100_mhd_long,
+    cifar_mhd_fed_md,
+    digits_mhd_orderings,
+)
 from experiments.studies.archive import load_records
 from experiments.studies.document import HERE
 from experiments.studies.mhd import beside_fed_md, orderings
@@ -135,6 +140,41 @@ def test_digits_come_first_with_a_verdict_for_each_ordering(tmp_path):
     assert (
         "| 3 heads, Δ = 2 |" not in first and f"{section.DIGITS}.py" in text.split("## Not run")[1]
     )
+
+
+def test_long_runs_have_verdicts_of_their_own_beside_the_short_runs(tmp_path):
+    assert set(section.ROWS["longer"].values()) == set(cifar100_mhd_long.get_runs())
+    assert set(cifar100_mhd_long.get_runs()) <= set(cifar100_mhd.get_runs())
+    hops = graphs.hops(graphs.complete(8))
+
+    def heads(last):
+        shared = np.stack([np.full((3, 8), 0.1), np.array(last)[:, None].repeat(8, 1)], axis=2)
+        return Heads(shared, np.full((3, 8, 2, 8), 0.1), hops)
+
+    write(tmp_path, "heads,s=100,3", heads((0.11, 0.12, 0.13)), section.CIFAR, (0, 1, 2))
+    before, _ = render(tmp_path)
+    assert f"## {section.LONGER}" not in before
+    for run, last in (
+        ("heads,s=100,3", (0.3, 0.31, 0.32)),
+        ("local_only_steps,s=100", (0.2, 0.2, 0.2)),
+    ):
+        write(tmp_path, run, heads(last), section.CIFAR_LONG, (0, 1, 2))
+    text, _ = render(tmp_path)
+    _, of_section = text.split(f"## {section.LONGER}")
+    of_section = of_section.split("## Alone, MHD")[0]
+    assert (
+        "| s = 100: MHD's last head less clients alone, shared | +21.00 ± 2.48 | above 0 | held |"
+        in of_section
+    )
+    assert "| s = 100: 3 heads, 3,000 steps | 10.0 / 10.0 | 10.0 / 12.0 |" in of_section
+    assert "| s = 100: 3 heads, 30,000 steps | 10.0 / 10.0 | 10.0 / 31.0 |" in of_section
+    statement = "CIFAR-100, 30,000 steps, s = 100: the last head is better than clients that train"
+    assert statement in text.split("In MHD clients")[0]
+    page = section.mhd(load_records(tmp_path), NOTES)
+    (verdict,) = [each for each in page.verdicts if each.again and each.is_main]
+    assert verdict.again == "CIFAR-100, 30,000 steps" and verdict.word == "held"
+    missing = text.split("## Not run")[1]
+    assert f'{section.CIFAR_LONG}.py --only "heads,s=0,3"' in missing.replace("\\\n    ", "")
 
 
 def test_statements_on_digits_are_counted_once_and_only_where_the_graphs_are_the_papers():
