@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 from fedcodist.config.data_settings import OF_ALL
 from fedcodist.config.references import called, function_at, signature_of
 from fedcodist.core.batches import Preprocess, check_preprocess
-from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.splits import federated_splits
 
 PREPROCESSING = ("preprocess", "evaluation_preprocess")
 

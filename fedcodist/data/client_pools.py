@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer, check_number, shown
-from fedcodist.data.federated_data import FederatedData, default_client_ids
+from fedcodist.data.client_ids import default_client_ids
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.partition import check_within, checked_generator
 
 _MOST_CLIENTS = 10**8  # a random order of this many still fits in memory

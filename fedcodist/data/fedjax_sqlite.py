@@ -15,7 +15,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData, check_fixed_width
+from fedcodist.data.columns import check_fixed_width
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.sqlite_file import CLIENT_ID, SqliteFile, sqlite_file
 from fedcodist.data.unpacking import check_unpacked, largest_unpacked
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer
 from fedcodist.data.column_choice import column_choice
-from fedcodist.data.federated_data import FederatedData, array_of
+from fedcodist.data.columns import array_of
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.hugging_face import from_hugging_face, is_hugging_face
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedcodist.core.extras import install_command
 from fedcodist.data.column_choice import column_choice
-from fedcodist.data.federated_data import FederatedData, check_fixed_width
+from fedcodist.data.columns import check_fixed_width
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.pictures import is_picture, pixels
 
 _INSTALL = install_command("hf")

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.checks import check_boolean, check_integer
-from fedcodist.data.federated_data import FederatedData, check_fixed_width
+from fedcodist.data.columns import check_fixed_width
+from fedcodist.data.federated_data import FederatedData
 
 
 def from_leaf(

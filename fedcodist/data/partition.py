@@ -19,7 +19,7 @@ from fedcodist.core.checks import (
     check_number,
     shown,
 )
-from fedcodist.data.federated_data import natural_ids_as_text
+from fedcodist.data.client_ids import natural_ids_as_text
 
 _LARGEST_SEED = 2**64 - 1
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcodist.data.federated_data import FederatedData, federated_split
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.splits import federated_split
 
 FORMAT_VERSION = 1
 

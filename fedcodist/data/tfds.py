@@ -10,7 +10,7 @@ import numpy as np
 from fedcodist.core.checks import check_not_masked
 from fedcodist.core.extras import check_installed
 from fedcodist.data.column_choice import column_choice
-from fedcodist.data.federated_data import check_fixed_width
+from fedcodist.data.columns import check_fixed_width
 
 
 def from_tfds(

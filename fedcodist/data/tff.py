@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedcodist.core.checks import check_not_masked
-from fedcodist.data.federated_data import FederatedData, check_fixed_width
+from fedcodist.data.columns import check_fixed_width
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff_sqlite import Database, sqlite_database
 

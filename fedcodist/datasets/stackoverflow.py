@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcodist.core.child_processes import end_with_parent
+from fedcodist.data.client_ids import client_id_array
 from fedcodist.data.client_pools import split_clients
-from fedcodist.data.federated_data import FederatedData, client_id_array
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.text import EVALUATION_LENGTH, SPLITS, TRAIN_LENGTH, vocabulary_split
 from fedcodist.data.tf_example import decode_example
 from fedcodist.data.tff_sqlite import sqlite_database

@@ -14,7 +14,8 @@ from fedcodist.core.checks import check_boolean, check_text, shown
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import collected_padding
-from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.splits import federated_splits
 from fedcodist.privacy.accounting import PrivacyBudget
 from fedcodist.run.callbacks import Callback, check_callbacks, finish_callbacks, start_callbacks
 from fedcodist.run.client_metrics import ClientMetrics

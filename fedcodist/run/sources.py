@@ -12,7 +12,8 @@ from fedcodist.core.checks import shown
 from fedcodist.core.for_each_client import dealing_order
 from fedcodist.core.inputs import Cohort, Examples, Inputs, Selection
 from fedcodist.data.column_values import check_32_bits, give_back_pages
-from fedcodist.data.federated_data import FederatedData, array_of, check_numbers
+from fedcodist.data.columns import array_of, check_numbers
+from fedcodist.data.federated_data import FederatedData
 
 
 class ClientNames:

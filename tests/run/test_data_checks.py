@@ -15,7 +15,8 @@ from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.metrics import accuracy, precision
 from fedcodist.core.readout import Readout
-from fedcodist.data.federated_data import FederatedData, federated_splits
+from fedcodist.data.federated_data import FederatedData
+from fedcodist.data.splits import federated_splits
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
 from fedcodist.text.next_token import language_model, next_tokens
