@@ -42,9 +42,8 @@ OF_AUTHORS = {
     "core.layer_outputs": ["with_layers"],
     "models.headed": ["embedding_of", "apply_head", "split_head", "with_head", "check_heads"],
     "algorithms.clients.fed_avg": ["client_result", "learning_rates"],
-    "algorithms.pools.pool": [
-        *("assemble", "check_pools", "check_class_counts", "check_sends_models"),
-    ],
+    "algorithms.pools.assemble": ["assemble"],
+    "algorithms.pools.pool": ["check_pools", "check_class_counts", "check_sends_models"],
     "algorithms.pools.pool_rounds": ["train_pools", "update_servers", "set_models"],
     "algorithms.pools.codistillation": ["codistill", "codistillation_targets"],
     "algorithms.parties.party": [

@@ -179,7 +179,7 @@ _MODULE_OF = {
     "periodic_codistillation": "algorithms.pools.periodic_codistillation",
     "plot_partition": "report.partition_plot",
     "private_classes": "privacy.private_parties",
-    "private_cohorts": "algorithms.pools.pool",
+    "private_cohorts": "algorithms.pools.assemble",
     "private_scores": "privacy.private_parties",
     "private": "privacy.private",
     "quantisation": "compression.quantisation",

@@ -79,6 +79,7 @@ from fedcodist.algorithms.parties.local_only import local_only as local_only
 from fedcodist.algorithms.parties.open_examples import OpenExamples as OpenExamples
 from fedcodist.algorithms.parties.public_correlation import PublicBatches as PublicBatches
 from fedcodist.algorithms.parties.training_on_prototypes import ServerTraining as ServerTraining
+from fedcodist.algorithms.pools.assemble import private_cohorts as private_cohorts
 from fedcodist.algorithms.pools.codistillation import CodistillationHyper as CodistillationHyper
 from fedcodist.algorithms.pools.codistillation import TeachingHyper as TeachingHyper
 from fedcodist.algorithms.pools.cohorts import PoissonCohort as PoissonCohort
@@ -109,7 +110,6 @@ from fedcodist.algorithms.pools.merged_codistillation import MergedHyper as Merg
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation as merged_codistillation
 from fedcodist.algorithms.pools.periodic_codistillation import periodic_codistillation as periodic_codistillation
 from fedcodist.algorithms.pools.pool import Pool as Pool
-from fedcodist.algorithms.pools.pool import private_cohorts as private_cohorts
 from fedcodist.compression.compressed import compressed as compressed
 from fedcodist.compression.compressor import Compressor as Compressor
 from fedcodist.compression.count_sketch import count_sketch as count_sketch

@@ -8,9 +8,10 @@ from private_runs import AVERAGING, CLIP, MODEL, RATE, SIZES, TRAINING, federate
 from scipy import stats
 
 from fedcodist.algorithms.clients.ditto import DittoHyper, ditto
+from fedcodist.algorithms.pools.assemble import private_cohorts
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
-from fedcodist.algorithms.pools.pool import Pool, private_cohorts
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.method import PrivateCohorts
 from fedcodist.privacy.accounting import (
     PrivacyBudget,

@@ -20,11 +20,12 @@ from private_runs import (
 )
 
 from fedcodist.algorithms.clients.fetch_sgd import fetch_sgd
+from fedcodist.algorithms.pools.assemble import private_cohorts
 from fedcodist.algorithms.pools.cohorts import PoissonCohort, number_drawn
 from fedcodist.algorithms.pools.fed_sdd import fed_sdd
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.merged_codistillation import merged_codistillation
-from fedcodist.algorithms.pools.pool import Pool, private_cohorts
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult
 from fedcodist.core.communication import communication_of

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.pool import (
     Pool,
-    assemble,
     check_class_counts,
     check_no_methods,
     check_pools,

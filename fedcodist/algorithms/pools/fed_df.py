@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.fed_df_validation import (
     FedDFValidation,
     accuracy_within,
@@ -20,7 +21,6 @@ from fedcodist.algorithms.pools.fed_df_validation import (
 )
 from fedcodist.algorithms.pools.pool import (
     Pool,
-    assemble,
     check_class_counts,
     check_no_methods,
     check_pools,

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.cohorts import draw_cohort
 from fedcodist.algorithms.pools.grouped_models import (
     MAIN,
@@ -19,7 +20,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     stacked_models,
     train_groups,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_fixed_cohort, check_pool
+from fedcodist.algorithms.pools.pool import Pool, check_fixed_cohort, check_pool
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer

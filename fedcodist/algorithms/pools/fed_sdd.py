@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.grouped_models import (
     MAIN,
     drawn_groups,
@@ -20,13 +21,7 @@ from fedcodist.algorithms.pools.grouped_models import (
     train_groups,
 )
 from fedcodist.algorithms.pools.model_buffer import ensemble_of, first_buffer, with_newest
-from fedcodist.algorithms.pools.pool import (
-    Pool,
-    assemble,
-    check_fixed_cohort,
-    check_no_methods,
-    check_pool,
-)
+from fedcodist.algorithms.pools.pool import Pool, check_fixed_cohort, check_no_methods, check_pool
 from fedcodist.core import keys
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number

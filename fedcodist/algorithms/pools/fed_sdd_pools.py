@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.fed_sdd import FedSDDTeaching, check_teaching, taught_servers
 from fedcodist.algorithms.pools.grouped_models import (
     MAIN,
@@ -24,7 +25,6 @@ from fedcodist.algorithms.pools.grouped_models import (
 from fedcodist.algorithms.pools.model_buffer import ensemble_of, first_buffer, with_newest
 from fedcodist.algorithms.pools.pool import (
     Pool,
-    assemble,
     check_class_counts,
     check_fixed_cohorts,
     check_no_methods,

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.assemble import assemble
+from fedcodist.algorithms.pools.pool import Pool, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.for_each_client import Execution

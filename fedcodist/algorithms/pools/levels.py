@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.algorithms.pools.pool import Pool, assemble, check_pools
+from fedcodist.algorithms.pools.assemble import assemble
+from fedcodist.algorithms.pools.pool import Pool, check_pools
 from fedcodist.algorithms.pools.pool_rounds import train_pools
 from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult, Reduce, divided_by_holders

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.codistillation import (
     CodistillationHyper,
     TeachingHyper,
@@ -19,7 +20,7 @@ from fedcodist.algorithms.pools.codistillation import (
     loss_metrics,
 )
 from fedcodist.algorithms.pools.gradient_merging import merge_gradients
-from fedcodist.algorithms.pools.pool import Pool, assemble
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_function, check_number

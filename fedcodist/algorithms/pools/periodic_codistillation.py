@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedcodist.algorithms.pools.assemble import assemble
 from fedcodist.algorithms.pools.codistillation import (
     CodistillationHyper,
     TeachingHyper,
@@ -18,7 +19,7 @@ from fedcodist.algorithms.pools.codistillation import (
     codistill,
     loss_metrics,
 )
-from fedcodist.algorithms.pools.pool import Pool, assemble
+from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import set_models, train_pools, update_servers
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
