@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedcodist.core import keys, readout
+from fedcodist.core import keys, readout, sampled_softmax
 from fedcodist.core.checks import check_integer, check_number, shown
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
@@ -80,7 +80,7 @@ def language_model(
         outputs, mutable = base.apply(variables, batch, train=train, key=key, **options)
         if samples and train and key is not None:
             order = tokens_by_frequency(vocabulary)
-            drawn = readout.draw_classes(keys.derive(key, "samples"), samples, order)
+            drawn = sampled_softmax.draw_classes(keys.derive(key, "samples"), samples, order)
             outputs = outputs._replace(samples=drawn)
         return outputs, mutable
 
@@ -223,7 +223,9 @@ def _token_losses(outputs: Readout, batch: Batch) -> jax.Array:
 
 
 def _sampled(outputs: Readout, labels: jax.Array) -> jax.Array:
-    return readout.sampled_cross_entropy(outputs, labels, tokens_by_frequency(len(outputs.bias)))
+    return sampled_softmax.sampled_cross_entropy(
+        outputs, labels, tokens_by_frequency(len(outputs.bias))
+    )
 
 
 def _loss_per_token(outputs: Readout, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.core import readout
+from fedcodist.core import readout, sampled_softmax
 from fedcodist.core.readout import Readout
 
 
@@ -216,8 +216,10 @@ def test_samples_estimate_the_sum_over_all_classes():
     order = np.random.default_rng(0).permutation(40)
 
     def estimate(key):
-        drawn = readout.draw_classes(key, 30, order)
-        losses = readout.sampled_cross_entropy(outputs._replace(samples=drawn), labels, order)
+        drawn = sampled_softmax.draw_classes(key, 30, order)
+        losses = sampled_softmax.sampled_cross_entropy(
+            outputs._replace(samples=drawn), labels, order
+        )
         return jnp.exp(losses) - 1  # the sum over samples that are not the label, relative to it
 
     estimates = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), 20_000))
@@ -230,8 +232,10 @@ def test_many_samples_approach_the_softmax():
     """So does the gradient: a frequent class, of which many samples are expected, learns no faster."""
     outputs, labels, cotangents = made_up(1, (6, 5), classes=20, padded=0.0)
     order = np.random.default_rng(0).permutation(20)
-    drawn = readout.draw_classes(jax.random.key(0), 20_000, order)
-    sampled = lambda new: readout.sampled_cross_entropy(new._replace(samples=drawn), labels, order)
+    drawn = sampled_softmax.draw_classes(jax.random.key(0), 20_000, order)
+    sampled = lambda new: sampled_softmax.sampled_cross_entropy(
+        new._replace(samples=drawn), labels, order
+    )
     full = functools.partial(plain, labels=labels)
 
     @jax.jit
@@ -249,8 +253,10 @@ def test_with_all_classes_sampled_it_is_the_softmax(monkeypatch):
     outputs, labels, cotangents = made_up(6, (4, 5))
     every = jnp.arange(11)
     order = np.random.default_rng(0).permutation(11)
-    monkeypatch.setattr(readout, "_log_expected", lambda samples, by_frequency: jnp.zeros(11))
-    sampled = lambda new: readout.sampled_cross_entropy(new, labels, order)
+    monkeypatch.setattr(
+        sampled_softmax, "_log_expected", lambda samples, by_frequency: jnp.zeros(11)
+    )
+    sampled = lambda new: sampled_softmax.sampled_cross_entropy(new, labels, order)
     full = functools.partial(plain, labels=labels)
     outputs_of_all = outputs._replace(samples=every)
     found = sampled(outputs_of_all), gradients(sampled, outputs_of_all, cotangents)
@@ -261,9 +267,9 @@ def test_with_all_classes_sampled_it_is_the_softmax(monkeypatch):
 
 def test_draws_follow_their_probabilities():
     order = np.random.default_rng(0).permutation(20)
-    drawn = np.asarray(readout.draw_classes(jax.random.key(0), 200_000, order))
+    drawn = np.asarray(sampled_softmax.draw_classes(jax.random.key(0), 200_000, order))
     assert drawn.min() >= 0 and drawn.max() == 19
-    expected = np.exp(readout._log_expected(200_000, order))
+    expected = np.exp(sampled_softmax._log_expected(200_000, order))
     # Log-uniform: twice as far down the order is about half as frequent.
     places = expected[order] * np.log(21) / 200_000
     np.testing.assert_allclose(places, np.log((np.arange(20) + 2) / (np.arange(20) + 1)), rtol=1e-5)
@@ -275,11 +281,13 @@ def test_sampled_loss_leaves_padding_out_and_needs_samples():
     outputs, labels, cotangents = made_up(2, (3, 4), padded=0.5)
     outputs = outputs._replace(samples=jnp.array([1, 1, 3]))
     order = np.arange(len(outputs.bias))
-    losses = readout.sampled_cross_entropy(outputs, labels, order)
+    losses = sampled_softmax.sampled_cross_entropy(outputs, labels, order)
     assert np.array_equal(losses == 0, outputs.weights == 0) and np.all(losses >= 0)
-    loss = functools.partial(readout.sampled_cross_entropy, labels=labels, by_frequency=order)
+    loss = functools.partial(
+        sampled_softmax.sampled_cross_entropy, labels=labels, by_frequency=order
+    )
     own = jax.jit(functools.partial(gradients, loss))(outputs, cotangents)
     touched = set(np.flatnonzero(np.abs(own[2]))) - {1, 3}
     assert touched == {int(label) for label in labels[outputs.weights > 0]} - {1, 3}
     with pytest.raises(ValueError, match=r"samples must be classes from draw_classes"):
-        readout.sampled_cross_entropy(outputs._replace(samples=None), labels, order)
+        sampled_softmax.sampled_cross_entropy(outputs._replace(samples=None), labels, order)

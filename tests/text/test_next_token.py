@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.core import metrics, readout
+from fedcodist.core import metrics, sampled_softmax
 from fedcodist.core.from_haiku import from_haiku
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
@@ -200,7 +200,7 @@ def test_the_mean_loss_is_that_of_the_sentences_that_count(samples):
 def test_samples_are_of_tokens_that_are_targets():
     """A sentence's end and the unknown word are the most frequent; padding and beginnings the least."""
     assert sorted(tokens_by_frequency(50)) == list(range(50))
-    drawn = readout.draw_classes(jax.random.key(0), 100_000, tokens_by_frequency(50))
+    drawn = sampled_softmax.draw_classes(jax.random.key(0), 100_000, tokens_by_frequency(50))
     counts = np.bincount(drawn, minlength=50)
     assert set(np.argsort(-counts)[:3]) == {EOS, 49, 3}
     assert counts[[PAD, BOS]].max() < counts.max() / 20
