@@ -1,7 +1,7 @@
 """The FLOPs of methods, counted as forward passes of networks, without JAX.
 
 `fedcodist.config.registry.Entry` says what these functions are called with; `work` is a
-`fedcodist.report.flops.Work`.
+`fedcodist.report.work.Work`.
 """
 
 from typing import Any

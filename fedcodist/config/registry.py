@@ -41,7 +41,7 @@ class Entry(NamedTuple):
         Its arguments are those in OFFERS of the kind's module in `fedcodist.config`, and settings.
       reads: what it needs besides clients' examples: the data sets "unlabelled", "public" and "shared",
         the models' "logits" or layers, which text does not have, and auxiliary "heads".
-      passes: counts FLOPs; None if they are unknown. `work` is a `fedcodist.report.flops.Work`.
+      passes: counts FLOPs; None if they are unknown. `work` is a `fedcodist.report.work.Work`.
         For "clients" `passes(work, pool)` is the cost of learning from one example. For "pools"
         `passes(work)` is the server's FLOPs of a run, or `Flops`, whose clients' part is added to the
         cost of the clients' own method. For the others `passes(work)` is the run's `Flops`.

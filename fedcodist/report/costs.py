@@ -12,7 +12,7 @@ from fedcodist.report.collection import TRAINING
 from fedcodist.report.runs import Run, Series, mapping_of, number_of
 
 if TYPE_CHECKING:
-    from fedcodist.report.flops import Flops
+    from fedcodist.report.work import Flops
 
 _WAYS = ("up", "down")
 
@@ -86,7 +86,8 @@ def _examples_of_client(name: str, run: Run, models: Iterable[str]) -> dict[str,
 def _flops(name: str, run: Run, examples: Mapping[str, float]) -> "Flops":
     """The run's FLOPs by its pools' examples; NaN, with a note, if they cannot be counted."""
     # Imported late because it imports JAX, so that a mistyped option is reported at once.
-    from fedcodist.report.flops import Flops, flops_of_parties, flops_of_run
+    from fedcodist.report.flops import flops_of_parties, flops_of_run
+    from fedcodist.report.work import Flops
 
     rounds = run.summary["rounds"]
     # config.json lacks `execution`, which decides what teachers predict in streamed runs.

@@ -1,4 +1,4 @@
-"""FLOPs of the workloads' rounds, beside those that fedcodist/report/flops.py counts in the networks."""
+"""FLOPs of the workloads' rounds, beside those that `report/forward_flops.py` counts in the networks."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from benchmarks import fedavg_cnn, round_flops
 from benchmarks.round_flops import LEARNING, forward_flops, work
 from fedcodist.models import cnn, digits, emnist, fed_md, resnet
-from fedcodist.report import flops
+from fedcodist.report import forward_flops as ours
 from fedcodist.text import lstm
 
 
@@ -30,7 +30,7 @@ def of(workload):
 def test_a_forward_pass_is_that_of_the_librarys_network(workload, network):
     shape = jax.ShapeDtypeStruct((1, *of(workload).image), jnp.float32)
     variables = jax.eval_shape(network().init, jax.random.key(0), shape)
-    counted = flops.forward_flops(network().apply, variables, shape)
+    counted = ours.forward_flops(network().apply, variables, shape)
     assert forward_flops(of(workload)) == counted
 
 
@@ -42,7 +42,7 @@ def test_a_forward_pass_of_a_party(party):
     variables = jax.eval_shape(network.init, jax.random.key(0), shape)
     # Ours multiplies the first layer's bias too: it is one more column of that layer's windows.
     bias = 2 * np.prod(about.image[:2]) * about.widths[0]
-    counted = flops.forward_flops(network.apply, variables, shape)
+    counted = ours.forward_flops(network.apply, variables, shape)
     assert forward_flops(about) == counted - bias
 
 
@@ -50,7 +50,7 @@ def test_a_forward_pass_of_a_party(party):
     ("workload", "network"), [("lstm_small", lstm.small_lstm), ("lstm_large", lstm.large_lstm)]
 )
 def test_a_sentence_is_its_tokens(workload, network):
-    counted = flops.flops_per_token(network(), work.POSITIONS)
+    counted = ours.flops_per_token(network(), work.POSITIONS)
     assert forward_flops(of(workload)) == pytest.approx(work.EXPECTED_LENGTH * counted)
 
 

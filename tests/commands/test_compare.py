@@ -14,15 +14,17 @@ from fedcodist.commands import compare
 from fedcodist.commands.evaluated_names import _of_run, evaluated_names
 from fedcodist.config import experiment
 from fedcodist.config.networks import MODELS
+from fedcodist.config.passes import LEARNING
 from fedcodist.configs import digits_methods, digits_parties
 from fedcodist.report import entries as entries_lib
 from fedcodist.report import flops, plots
 from fedcodist.report.data_of_runs import DataOfRun
 from fedcodist.report.entries import ALL_PARTIES, Entry
-from fedcodist.report.flops import LEARNING, forward_flops_of
+from fedcodist.report.forward_flops import forward_flops_of
 from fedcodist.report.ranking import difference, ranked
 from fedcodist.report.ranking_table import budget, for_terminal, ranking_table, write_ranking
 from fedcodist.report.runs import load_run
+from fedcodist.report.work import Flops
 
 CONFIG = "fedcodist/configs/digits_methods.py"
 
@@ -1061,7 +1063,7 @@ def test_a_split_of_clients_own_examples_is_ranked_by_its_metrics(tmp_path):
 
 
 def test_parties_on_their_own_examples_have_one_row(tmp_path, monkeypatch):
-    work = flops.Flops({"main": 1.0, "model_1": 1.0}, 0.0)
+    work = Flops({"main": 1.0, "model_1": 1.0}, 0.0)
     monkeypatch.setattr(flops, "flops_of_parties", lambda *_: work)
     write_run(tmp_path / "run")
     for name in ("config.json", "summary.json"):

@@ -10,6 +10,7 @@ from fedcodist.config.data import load_data
 from fedcodist.config.data_bert import ENCODERS
 from fedcodist.config.data_prepared import data_checksums
 from fedcodist.config.experiment import build_experiment
+from fedcodist.config.passes import LEARNING
 from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data import load_prepared
 from fedcodist.data.federated_data import FederatedData
@@ -240,7 +241,7 @@ def test_flops_are_those_of_an_encoder(sentences):
     for run, forward in (("fed_avg,student", of_layer + head), ("fed_kd", 3 * of_layer + 2 * head)):
         config = config_of(sentences, run).to_dict()
         counted = flops.flops_of_run(config, {"main": 10.0}).clients["main"]
-        assert counted == flops.LEARNING * 10 * forward
+        assert counted == LEARNING * 10 * forward
 
 
 def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
@@ -249,7 +250,7 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
     part = 12 * 2 * (4 * 128 * 64 + 2 * 128 * 256) + 2 * 2 * 12 * 12 * 64
     head = 12 * 2 * 128 * 200 + 12 * 2 * 200 + 12 * 2 * 128 + 2 * 128 * 2
     counted = flops.flops_of_run(config.to_dict(), {"main": 10.0}).clients["main"]
-    assert counted == flops.LEARNING * 10 * (part + head)
+    assert counted == LEARNING * 10 * (part + head)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from fedcodist.commands import compare
 from fedcodist.config.compression import COMPRESSORS
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.networks import MODELS
+from fedcodist.config.passes import LEARNING
 from fedcodist.configs import digits_fed_kd
 from fedcodist.core.communication import tree_bytes
 from fedcodist.report import ranking
 from fedcodist.report.entries import read_run
-from fedcodist.report.flops import LEARNING, flops_of_run, forward_flops_of
+from fedcodist.report.flops import flops_of_run
+from fedcodist.report.forward_flops import forward_flops_of
 from fedcodist.report.runs import load_run
 from fedcodist.run.experiment import run_experiment
 

@@ -18,6 +18,7 @@ from fedcodist.config import networks, party_methods, pool_methods
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.networks import MODELS
+from fedcodist.config.passes import LEARNING
 from fedcodist.config.registry import ENTRIES, KINDS, PARTIES
 from fedcodist.configs import (
     digits_codist,
@@ -31,16 +32,10 @@ from fedcodist.configs import (
 from fedcodist.core.inputs import Round
 from fedcodist.models import exits, headed
 from fedcodist.models.embedding_generator import EmbeddingGenerator
-from fedcodist.report import flops
+from fedcodist.report import work
 from fedcodist.report.costs import pool_of
-from fedcodist.report.flops import (
-    LEARNING,
-    flops_of_parties,
-    flops_of_run,
-    flops_per_token,
-    forward_flops,
-    forward_flops_of,
-)
+from fedcodist.report.flops import flops_of_parties, flops_of_run
+from fedcodist.report.forward_flops import flops_per_token, forward_flops, forward_flops_of
 from fedcodist.run.sources import resident_data
 from fedcodist.text import lstm, transformer
 from fedcodist.text.next_token import language_model
@@ -194,7 +189,7 @@ def count_examples(monkeypatch, *modules):
         if create := vars(module).get("from_flax_linen"):
             monkeypatch.setattr(module, "from_flax_linen", functools.partial(watched, create))
     # All networks are as large as one another, so that numbers of evaluations are compared.
-    monkeypatch.setattr(flops, "forward_flops_of", lambda model: 1.0)
+    monkeypatch.setattr(work, "forward_flops_of", lambda model: 1.0)
     return seen
 
 
@@ -370,8 +365,8 @@ def generating(config, data, examples):
     network = EmbeddingGenerator(classes, settings.generator_hidden, width)
     inputs = jnp.zeros(1, jnp.int32), jnp.zeros((1, settings.generator_noise))
     variables = network.init(jax.random.key(0), *inputs)
-    generator = flops.forward_flops(network.apply, variables, *inputs)
-    head = flops.forward_flops(lambda z: z @ jnp.zeros((width, classes)), jnp.zeros((1, width)))
+    generator = forward_flops(network.apply, variables, *inputs)
+    head = forward_flops(lambda z: z @ jnp.zeros((width, classes)), jnp.zeros((1, width)))
     made = ROUNDS * settings.generator_steps * settings.generator_batch_size
     return examples * (generator + 2 * head) + made * (LEARNING * generator + 2 * head)
 
@@ -487,7 +482,7 @@ def test_federated_dropouts_clients_compute_smaller_networks():
 )
 def test_what_is_computed_of_padding(network, percent):
     """Logits of padding do not count; layers below run over all 20 positions, of which 13.3 predict."""
-    each = flops.flops_per_token(network, 20)
+    each = flops_per_token(network, 20)
     tokens = jax.ShapeDtypeStruct((1, 20), jnp.int32)
     variables = jax.eval_shape(network.init, jax.random.key(0), tokens)
     width, classes = jax.eval_shape(network.apply, variables, tokens).kernel.shape
