@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
+from fedcodist.core.checks import check_names
 from fedcodist.core.input_types import InputTypes, noted_inputs
 from fedcodist.core.inputs import Inputs, Round, Selection
 from fedcodist.core.method_checks import (
@@ -41,6 +42,7 @@ def check_algorithm(algorithm: Any, data: Any) -> tuple[list[PaddedBatches], Inp
     Raises:
       ValueError, TypeError: names the function, what it returns and what it must return.
     """
+    _check_names_of_models(algorithm)
     key = keys.key_shape()
     integer = jax.ShapeDtypeStruct((), jnp.int32)
     state = traced("algorithm.init", lambda key: strongly_typed(algorithm.init(key)), key)
@@ -72,6 +74,28 @@ def check_algorithm(algorithm: Any, data: Any) -> tuple[list[PaddedBatches], Inp
         remembered_by_round(algorithm.round, "padded batches", padded),
         remembered_by_round(algorithm.round, "input types", input_types),
     )
+
+
+def _check_names_of_models(algorithm: Any) -> None:
+    """Raises ValueError if two models have one name, and so one place in the results, or a bad name."""
+    models = [
+        (model, f"algorithm.predictors[{name!r}]")
+        for name, predictor in algorithm.predictors.items()
+        for model in predictor.members or (name,)
+    ] + [
+        (model, f"algorithm.personal_models[{pool!r}]")
+        for pool, personal in algorithm.personal_models.items()
+        for model in personal
+    ]
+    where_of: dict[str, str] = {}
+    for model, where in models:
+        check_names(where, [model])
+        if model in where_of:
+            raise ValueError(
+                f"{where} must have a name of its own for every model, got {model!r}, which is also a "
+                f"model of {where_of[model]}."
+            )
+        where_of[model] = where
 
 
 def _check_no_keys(must: str, tree: PyTree) -> None:

@@ -23,8 +23,8 @@ from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.experiment_checks import (
     check_programs,
     check_settings,
-    check_start,
     check_storable,
+    checked_start,
 )
 from fedcodist.run.identity import hyper_of, identity_of, start_of
 from fedcodist.run.metrics_lines import Record
@@ -169,7 +169,7 @@ def run_experiment(
     experiment = _with_federated_splits(experiment)
     checkpoint_every = check_experiment(experiment)
     if experiment.start is not None:
-        check_start(experiment)
+        experiment = experiment._replace(start=checked_start(experiment))
     if programs is not None:
         check_programs(programs.made_of, _program_arguments(experiment))
     check_callbacks(callbacks, experiment)

@@ -8,6 +8,9 @@ import jax
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_names, check_several, check_text, shown
+from fedcodist.core.method_checks import check_same, traced
+from fedcodist.core.restart import restarted
+from fedcodist.core.tracing import strongly_typed
 from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data
@@ -91,17 +94,35 @@ def check_settings(experiment: Any) -> int:
     return every
 
 
-def check_start(experiment: Any) -> None:
-    """Raises ValueError unless `start` has the leaves of the algorithm's state, for every seed."""
+def checked_start(experiment: Any) -> PyTree:
+    """`start` as a state of the algorithm, [seeds, ...], whatever named tuples hold its leaves.
+
+    Raises:
+      ValueError: it has not the leaves of the algorithm's state, for every seed.
+      TypeError: `restart` or `without_clients` makes another state of it.
+    """
+    algorithm = experiment.algorithm
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), experiment.seeds))
-    needed = _leaves(jax.eval_shape(jax.vmap(experiment.algorithm.init), keys))
-    actual = _leaves(experiment.start)
+    state = jax.eval_shape(jax.vmap(lambda key: strongly_typed(algorithm.init(key))), keys)
+    needed, actual = _leaves(state), _leaves(experiment.start)
     for path in [*needed, *actual]:
         if actual.get(path) != needed.get(path):
             raise ValueError(
                 f"start must be a state of this algorithm, [seeds, ...]: at {path} it has "
                 f"{actual.get(path, 'nothing')} in place of {needed.get(path, 'nothing')}."
             )
+    leaf_at = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(experiment.start)
+    }
+    start = jax.tree.unflatten(jax.tree.structure(state), [leaf_at[path] for path in needed])
+    restart = lambda state: strongly_typed(restarted(algorithm, state))
+    check_same(
+        "algorithm.restart and without_clients must return a state as algorithm.init makes it",
+        state,
+        traced("algorithm.restart", restart, state),
+    )
+    return start
 
 
 def check_programs(theirs: MadeOf, needed: MadeOf) -> None:

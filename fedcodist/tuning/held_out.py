@@ -61,30 +61,42 @@ def held_out_experiment(config: ConfigDict) -> tuple[Experiment, HyperOf]:
                 f"{list(predictor.model.metrics)}."
             )
 
-    shared = _first_states(experiment.algorithm)
+    shared = _without_hyper(experiment.algorithm)
 
     def hyper_of(trial: ConfigDict) -> PyTree:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # shown once already
             algorithm = build_algorithm(trial, data)
-        if _first_states(algorithm) != shared:
+        if _without_hyper(algorithm) != shared:
             raise ValueError(
                 "a tuned setting must only change floats of the method's hyper, got one that changes "
-                "what init or init_client_state makes, which all trials share."
+                "what init, init_client_state or a model's `variables` makes, which all trials share."
             )
         return algorithm.hyper
 
     return experiment, hyper_of
 
 
-def _first_states(algorithm: FederatedAlgorithm) -> tuple[str, Mapping[str, Any]]:
-    """What `init` and `init_client_state` make, as a traced program and its constants."""
+def _without_hyper(algorithm: FederatedAlgorithm) -> tuple[str, Mapping[str, Any]]:
+    """The functions that do not get `hyper`, as a traced program and its constants.
 
-    def start(key: jax.Array) -> PyTree:
+    They make the first states of the server and of clients, and the models that are evaluated.
+    """
+
+    def states_and_models(key: jax.Array) -> PyTree:
+        state = algorithm.init(key)
         first = {pool: states.first for pool, states in algorithm.client_states.items()}
-        return algorithm.init(key), first
+        shared = {
+            name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
+        }
+        personal = {
+            (pool, name): model.variables(state, first[pool])
+            for pool, models in algorithm.personal_models.items()
+            for name, model in models.items()
+        }
+        return state, first, list(shared.values()), list(personal.values())
 
-    traced = jax.make_jaxpr(start)(keys.key_shape())
+    traced = jax.make_jaxpr(states_and_models)(keys.key_shape())
     # Programs of functions with a derivative of their own have addresses of functions.
     text = re.sub("0x[0-9a-f]+", "", str(traced.jaxpr))
     return text, described("constants", traced.consts)

@@ -1,5 +1,8 @@
 """A run that starts from another run's end: what depends on that run's rounds or clients begins anew."""
 
+from collections import namedtuple
+from typing import Any, NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -180,6 +183,40 @@ def test_fed_rolex_begins_with_the_first_unit():
     again = restarted(algorithm, state)
     assert again.window.tolist() == [0]
     same(again.averaging, state.averaging)
+
+
+def test_a_start_may_hold_the_same_leaves_in_other_named_tuples():
+    algorithm = independent_pools({"all": pool_of()}, DATA.columns)
+    state = last_state(algorithm)
+    other_type = namedtuple("Other", state["all"]._fields)
+    start = {"all": other_type(*state["all"])}
+    same(last_state(algorithm, start=start), last_state(algorithm, start=state))
+
+
+class ForgetsItsType(NamedTuple):
+    params: Any
+    mutable: Any
+
+    def without_clients(self):
+        return (self.params, self.mutable)
+
+
+def test_another_state_without_clients_is_refused():
+    averaging = pool_of().method
+    method = averaging._replace(
+        init=lambda key: ForgetsItsType(*averaging.variables(averaging.init(key))),
+        server_update=lambda server, *_: server,
+        set_model=lambda server, new, reset_optimizer: ForgetsItsType(*new),
+        gradient=None,
+    )
+    algorithm = independent_pools({"all": pool_of(method)}, DATA.columns)
+    state = last_state(algorithm)
+    message = (
+        r"^algorithm\.restart and without_clients must return a state as algorithm\.init makes it"
+    )
+    with pytest.raises(TypeError, match=message) as raised:
+        last_state(algorithm, start=state)
+    assert "\n" not in str(raised.value)
 
 
 def test_other_states_stay():

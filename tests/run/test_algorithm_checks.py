@@ -20,6 +20,7 @@ from fedcodist.algorithms.parties.fed_proto import fed_proto
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.algorithms.parties.lg_fed_avg import lg_fed_avg
 from fedcodist.algorithms.parties.local_only import local_only
+from fedcodist.algorithms.parties.party import assemble
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.algorithms.pools.pool_rounds import set_models
@@ -30,7 +31,7 @@ from fedcodist.core.communication import communication_of
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Selection
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method import PersonalModel
+from fedcodist.core.method import PersonalModel, single_model
 from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.models.headed import headed
 from fedcodist.run.algorithm_checks import check_algorithm
@@ -105,6 +106,28 @@ def with_metrics(**metrics):
             own | {k.replace("__", "/"): v for k, v in metrics.items()},
         )
     )
+
+
+def twice_named(name):
+    """An algorithm with a further predictor, whose name may be a personal model's."""
+    algorithm = make_algorithm()
+    (predictor,) = algorithm.predictors.values()
+    personal = PersonalModel(predictor.model, lambda state, _: predictor.variables(state))
+    return algorithm._replace(
+        predictors={**algorithm.predictors, name: predictor},
+        personal_models={"main": {"main_personal": personal}},
+    )
+
+
+def of_parties_and(name):
+    """Parties without collaboration, and a further predictor."""
+    model = softmax_regression(3, 2)
+    groups = {"net": PartyGroup(model, np.arange(3))}
+    algorithm = local_only(groups, LocalTraining(optax.sgd, batch_size=2))
+    variables = lambda state, group: algorithm.predictors[group].variables(state)
+    other = {name: single_model(model, lambda state: variables(state, "net"))}
+    parts = (algorithm.init, algorithm.round, variables, algorithm.communication)
+    return assemble("two_answers", groups, algorithm.hyper, *parts, other_predictors=other)
 
 
 def to_half(tree):
@@ -323,6 +346,19 @@ WRONG = {
             round=lambda state, rows, round, hyper: state if round.index > 1 else rows
         ),
         r"test_algorithm_checks\.py, line \d+\): Attempted boolean conversion .{,60}\.$",
+    ),
+    "two models of one name": (
+        lambda: twice_named("main_personal"),
+        r"personal_models\['main'\] must have a name of its own for every model, got 'main_personal'"
+        r", which is also a model of algorithm\.predictors\['main_personal'\]",
+    ),
+    "a model's name with a slash": (
+        lambda: twice_named("ma/in"),
+        r"predictors\['ma/in'\] must have names without '/', got 'ma/in'",
+    ),
+    "an other predictor by a party's name": (
+        lambda: of_parties_and("net"),
+        r"other_predictors must not have the name of an architecture, got 'net'",
     ),
     "a predictor without variables": (
         lambda: make_algorithm()._replace(

@@ -30,7 +30,7 @@ from fedcodist.run.experiment import (
     experiment_programs,
     run_experiment,
 )
-from fedcodist.run.experiment_checks import check_programs, check_start
+from fedcodist.run.experiment_checks import check_programs, checked_start
 from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -667,7 +667,7 @@ def test_a_wrong_start_is_told_before_a_folder_is_claimed(tmp_path):
     doubles = jax.tree.map(
         lambda leaf: np.asarray(leaf, np.float64) if leaf.dtype == np.float32 else leaf, start
     )
-    check_start(make_experiment(start=doubles))
+    checked_start(make_experiment(start=doubles))
 
 
 @pytest.mark.parametrize("name", ["callbacks", "evaluate_also"])

@@ -33,6 +33,7 @@ from fedcodist.config import command_line, data_images, defaults, networks
 from fedcodist.config import data as reading
 from fedcodist.config import experiment as config_experiment
 from fedcodist.config.experiment import build_experiment
+from fedcodist.core.method import PersonalModel
 from fedcodist.run import launch, programs
 from fedcodist.run.divergence import TrainingDiverged
 from fedcodist.run.experiment import experiment_programs, run_experiment
@@ -367,9 +368,20 @@ def starts_from_a_number(model, training, hyper: FirstHyper = FirstHyper()):
     return method._replace(hyper=hyper, init=init)
 
 
-@pytest.mark.parametrize("method", ["keeps_a_number", "starts_from_a_number"])
-def test_floats_that_init_reads_are_refused(method):
-    """Trials share what it makes, so that all would have the config's value."""
+def blends_a_number(model, training, hyper: FirstHyper = FirstHyper()):
+    """Its personal model, which is evaluated, depends on `first`."""
+    method = fed_avg(model, training)
+
+    def blended(server, client_state):
+        scaled = jax.tree.map(lambda leaf: hyper.first * leaf, server.params)
+        return method.variables(server)._replace(params=scaled)
+
+    return method._replace(hyper=hyper, personal_models={"blend": PersonalModel(model, blended)})
+
+
+@pytest.mark.parametrize("method", ["keeps_a_number", "starts_from_a_number", "blends_a_number"])
+def test_floats_that_functions_without_hyper_read_are_refused(method):
+    """Trials share what these make, so that all would have the config's value."""
     config = get_config("fed_avg")
     with config.unlocked():
         config.training = defaults.training(
@@ -378,7 +390,7 @@ def test_floats_that_init_reads_are_refused(method):
     scale = (f"training.{method}.scale", 0.5, 1.0, "linear")
     assert list(trial_space(with_space(config, scale))) == [scale[0]]
     first = (f"training.{method}.first", 0.1, 1.0, "log")
-    message = rf"^tuning\.space 'training\.{method}\.first': .* changes what init or init_client"
+    message = rf"^tuning\.space 'training\.{method}\.first': .* changes what init, init_client"
     with pytest.raises(ValueError, match=message) as raised:
         trial_space(with_space(config, first))
     assert "\n" not in str(raised.value)

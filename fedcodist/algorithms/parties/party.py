@@ -101,10 +101,17 @@ def assemble(
       communication: party -> bytes of one round.
       select_examples: (round, key) -> data set -> indices of the round's examples of other data sets.
       data_set_sizes: data set -> examples that it must have.
-      other_predictors: models that are no party's, such as a server's.
+      other_predictors: models that are no party's, such as a server's. By the name of an architecture,
+        and with its members, they are other predictions of its parties.
       num_rounds: the most rounds of a run, if a schedule was made for so many.
       server: state -> what the server keeps, such as a model. A run stops if it is not finite.
     """
+    of_parties = party_predictors(groups, variables)
+    for other, predictor in other_predictors.items():
+        if other in of_parties and predictor.members != of_parties[other].members:
+            raise ValueError(
+                f"other_predictors must not have the name of an architecture, got {other!r}."
+            )
     return FederatedAlgorithm(
         name=name,
         hyper=hyper,
@@ -112,7 +119,7 @@ def assemble(
         client_states={},
         select=lambda round, key: everybody(groups, select_examples(round, key)),
         round=round_ if server is None else _with_finite_server(server, round_, communication),
-        predictors={**party_predictors(groups, variables), **other_predictors},
+        predictors={**of_parties, **other_predictors},
         communication=communication,
         num_clients=num_clients(groups),
         data_set_sizes=data_set_sizes,
