@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcodist.config.registry import METHOD_NAMES, method_of
+from fedcodist.config.registry import METHOD_NAMES, load_methods, method_of
 from fedcodist.report.runs import (
     Run,
     Series,
@@ -102,6 +102,7 @@ def _accuracy_or_loss(records: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
+    _register_methods(runs, notes)
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps(settings_of_run(run), sort_keys=True), []).append(run)
@@ -111,6 +112,16 @@ def _group(runs: Sequence[Run], notes: list[str]) -> tuple[Method, ...]:
     )
     labels = _labels([group[0] for group in ordered])
     return tuple(_method(label, group, notes) for label, group in zip(labels, ordered, strict=True))
+
+
+def _register_methods(runs: Sequence[Run], notes: list[str]) -> None:
+    """Imports the modules that register the runs' own methods, whose titles the tables have."""
+    of_runs = [run.config.get("methods") for run in runs]
+    for modules in distinct(tuple(of_run) for of_run in of_runs if isinstance(of_run, list)):
+        try:
+            load_methods({"methods": modules})
+        except ValueError as error:
+            notes.append(f"tables have names in place of titles: {error}")
 
 
 def _labels(of_methods: Sequence[Run]) -> list[str]:

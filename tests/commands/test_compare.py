@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedcodist.commands import compare
 from fedcodist.commands.evaluated_names import _of_run, evaluated_names
-from fedcodist.config import experiment
+from fedcodist.config import experiment, registry
 from fedcodist.config.networks import MODELS
 from fedcodist.config.passes import LEARNING
 from fedcodist.configs import digits_methods, digits_parties
@@ -658,6 +658,26 @@ def write_runs(folder):
                     values = splits["test"]["accuracy"]
                     splits["test"]["accuracy"] = [values[place] + 0.1 * (seed + 1)]
             (path / name).write_text(json.dumps(content))
+
+
+def test_folders_of_runs_have_the_titles_that_their_modules_register(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "runs" / "own")
+    path = tmp_path / "runs" / "own" / "config.json"
+    config = json.loads(path.read_text())
+    config["algorithm"] = {"name": "titled_of_one"}
+    config["methods"] = ["module_of_titled"]
+    path.write_text(json.dumps(config))
+    assert compare.main([str(tmp_path), "--model=main"]) == 0
+    output, error = capsys.readouterr()
+    assert "titled_of_one" in output
+    assert "there is no module 'module_of_titled'" in error
+    module = "from fedcodist.config.registry import POOLS, Entry, register\n"
+    module += "register(Entry('titled_of_one', 'A title of one', POOLS, make=print))\n"
+    (tmp_path / "module_of_titled.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "ENTRIES", dict(registry.ENTRIES))
+    assert compare.main([str(tmp_path), "--model=main"]) == 0
+    assert "A title of one" in capsys.readouterr().out
 
 
 def test_folders_of_runs_are_compared_and_runs_of_one_method_joined(tmp_path, capsys):
