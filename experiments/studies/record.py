@@ -140,7 +140,7 @@ def make_record(folder: Path, partial: bool = False) -> dict[str, Any]:
             "notes": [
                 *(config.get("notes") or ()),
                 *_data_notes(config, environment),
-                *_precision_notes(environment["plan"]),
+                *_precision_notes(environment),
                 *_start_notes(environment),
             ],
         }
@@ -213,10 +213,13 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
     return [f"Unlabelled: {those} {what} in {folder} ({about['source']}{doubt})."]
 
 
-def _precision_notes(plan: Mapping[str, Any]) -> list[str]:
-    """Notes on precision, which is in the plan of execution and not in the config."""
-    precision = plan.get("precision", "float32")
-    return [] if precision == "float32" else [f"Networks computed in {precision}."]
+def _precision_notes(environment: Mapping[str, Any]) -> list[str]:
+    """Notes on precision, which is in the plans of execution and not in the config."""
+    starts = [environment, *environment.get("resumed", [])]
+    found = dict.fromkeys(start.get("plan", {}).get("precision", "float32") for start in starts)
+    if list(found) == ["float32"]:
+        return []
+    return [f"Networks computed in {', then in '.join(found)}."]
 
 
 def _without_machine(command: str | None) -> str | None:

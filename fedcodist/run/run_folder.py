@@ -94,10 +94,10 @@ class RunFolder:
         self._write("config.json", config)
         environment = _environment(plan)
         if first:
-            # The environment of the first start stays; that of each later start is added.
+            # The environment of the first start stays, also its plan; that of each later start is added.
             resumed = first.get("resumed", [])
             resumed = [*(resumed if isinstance(resumed, list) else []), environment]
-            environment = {**first, "plan": plan, "resumed": resumed}
+            environment = {**first, "resumed": resumed}
         if identity is not None:
             environment["identity"] = identity.content
         self._write("environment.json", environment)
@@ -188,9 +188,12 @@ class RunFolder:
     def _check_same_plan(self, plan: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         """Raises RunFolderError if the plan, the machine or JAX differs from that of the last start."""
         resumed = before.get("resumed")
-        last = _machine(resumed[-1] if isinstance(resumed, list) and resumed else before)
+        newest = resumed[-1] if isinstance(resumed, list) and resumed else before
+        last, last_plan = _machine(newest), before["plan"]
+        if isinstance(newest, dict) and isinstance(newest.get("plan"), dict):
+            last_plan = newest["plan"]
         later = {name: plan[name] for name in _ADDED_LATER if name in plan}
-        recorded = {n: v for n, v in before["plan"].items() if n in plan or n not in _OF_PYTHON}
+        recorded = {n: v for n, v in last_plan.items() if n in plan or n not in _OF_PYTHON}
         theirs = {**later, **recorded, **last}
         now = {name: value for name, value in _machine(_environment(plan)).items() if name in last}
         if difference := first_difference(theirs, {**plan, **now}):

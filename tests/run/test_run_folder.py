@@ -268,9 +268,11 @@ def test_a_process_that_does_not_write_changes_nothing(tmp_path):
 def test_a_resumed_run_keeps_what_started_it(tmp_path, monkeypatch):
     for command in ("first", "second", "third"):
         monkeypatch.setattr("sys.orig_argv", ["python", command])
-        RunFolder(tmp_path).claim(CONFIG, PLAN, False)
+        plan = PLAN | {"processes": 1 if command == "first" else 2}
+        RunFolder(tmp_path).claim(CONFIG, plan, command == "second")  # it may change the plan
     environment = json.loads((tmp_path / "environment.json").read_text())
-    assert environment["command"] == "python first"
+    assert environment["command"] == "python first" and environment["plan"]["processes"] == 1
+    assert [later["plan"]["processes"] for later in environment["resumed"]] == [2, 2]
     assert [later["command"] for later in environment["resumed"]] == [
         "python second",
         "python third",

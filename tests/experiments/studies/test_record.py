@@ -291,6 +291,10 @@ def test_the_precision_is_noted_where_it_is_not_float32(tmp_path):
         environment["plan"]["precision"] = precision
         (run / "environment.json").write_text(json.dumps(environment))
         assert record.make_record(run)["notes"] == ["a note", *notes]
+    environment["resumed"] = [environment | {"plan": {"processes": 1, "precision": "float32"}}]
+    (run / "environment.json").write_text(json.dumps(environment))
+    note = "Networks computed in bfloat16, then in float32."
+    assert record.make_record(run)["notes"] == ["a note", note]
 
 
 def test_a_partial_record_is_of_the_last_whole_evaluation(tmp_path, capsys):
