@@ -20,6 +20,7 @@ it is a method of pools, of parties or of a graph, if the config has `pools`, `p
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcodist.config import passes
@@ -76,7 +77,7 @@ def register(entry: Entry) -> None:
     """Adds a method; adding the same method again changes nothing.
 
     Raises:
-      ValueError: names the argument: another method has the name, or there is no such kind.
+      ValueError: names the argument: another method has the name or the title, or there is no such kind.
     """
     if entry.kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {entry.kind!r} of {entry.name!r}.")
@@ -86,10 +87,16 @@ def register(entry: Entry) -> None:
         if name not in _READS:
             raise ValueError(f"reads must be of {_READS}, got {name!r} of {entry.name!r}.")
     known = ENTRIES.get(entry.name, entry)
-    if (_place(known.make), known.kind) != (_place(entry.make), entry.kind):
+    if known.kind != entry.kind or not _is_same_function(known.make, entry.make):
         raise ValueError(
             f"name must be of no other method, got {entry.name!r} of {_place(entry.make)}, which is "
             f"that of {_place(known.make)}."
+        )
+    others = {title: name for name, title in METHOD_NAMES.items() if name != entry.name}
+    if entry.title in others:
+        raise ValueError(
+            f"title must be of no other method, got {entry.title!r} of {entry.name!r}, which is that of "
+            f"{others[entry.title]!r}."
         )
     ENTRIES[entry.name] = entry
     METHOD_NAMES[entry.name] = entry.title
@@ -188,6 +195,24 @@ def _place(make: str | Callable[..., Any]) -> str:
     if isinstance(make, str):
         return make
     return f"{make.__module__}:{getattr(make, '__qualname__', type(make).__name__)}"
+
+
+def _is_same_function(one: str | Callable[..., Any], other: str | Callable[..., Any]) -> bool:
+    """Whether two methods have one function.
+
+    A config file is loaded under another name than the module that `config.methods` imports from it, so
+    functions also count as the same if their files and names are.
+    """
+    if _place(one) == _place(other):
+        return True
+    if not (inspect.isfunction(one) and inspect.isfunction(other)):
+        return False
+    first, second = ((m.__qualname__, _file_of(m)) for m in (one, other))
+    return first == second
+
+
+def _file_of(function: Callable[..., Any]) -> Path:
+    return Path(inspect.unwrap(function).__code__.co_filename).resolve()
 
 
 _UNLABELLED = ("unlabelled", "logits")

@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from fedcodist.config.config_file import load_config_file
 from fedcodist.config.experiment import build_experiment
 from fedcodist.config.referenced_code import described_references
 from fedcodist.config.registry import (
@@ -102,8 +103,23 @@ def test_the_same_entry_twice_is_fine_and_a_name_that_is_taken_is_one_line(outsi
     ) as e:
         register(entry)
     assert "\n" not in str(e.value) and ENTRIES["fed_prox"].title == "FedProx"
+    with pytest.raises(
+        ValueError,
+        match=r"^title must be of no other method, got 'FedProx' of 'mine', .*'fed_prox'",
+    ):
+        register(entry._replace(name="mine", title="FedProx"))
     with pytest.raises(ValueError, match=r"^kind must be one of .* got 'server' of 'mine'\.$"):
         register(entry._replace(name="mine", kind="server"))
+
+
+def test_a_config_file_may_register_its_methods_itself(outside, tmp_path):
+    """Its module is `config` to a command, and has its own name where `config.methods` names it."""
+    load_config_file(str(tmp_path / "outside_methods.py"))
+    load_methods({"methods": [outside]})
+    assert ENTRIES["shouting"].make is sys.modules[outside].shouting
+    (tmp_path / "other_methods.py").write_text(MODULE)
+    with pytest.raises(ValueError, match=r"^methods 'other_methods': .* name must be of no other"):
+        load_methods({"methods": ["other_methods"]})
 
 
 def test_modules_that_cannot_be_imported_are_one_line(outside, tmp_path):
