@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
 from fedcodist.algorithms.parties.local_only import SHARED
@@ -241,6 +242,53 @@ def test_seeds_of_one_program_share_their_division():
     with config.ignore_type():
         config.data.division_per_seed = "no"
     with pytest.raises(TypeError, match=r"data.division_per_seed must be True or False, got 'no'"):
+        divided(config)
+
+
+def load_without_seed(num_clients):
+    """A user's data, whose function draws nothing."""
+
+
+def load_with_seed(num_clients, seed):
+    """A user's data, whose function may draw."""
+
+
+def deal_without_seed(labels):
+    """A user's partition, which draws nothing."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_drawn"),
+    [
+        (dict(name="load_without_seed"), False),
+        (dict(name="load_with_seed"), True),
+        (dict(name="load_without_seed", partition=dict(name="iid")), True),
+        (dict(name="load_without_seed", partition=dict(name="natural")), False),
+        (dict(name="load_without_seed", partition=dict(name="natural", examples=9)), True),
+        (dict(name="load_without_seed", partition=dict(name="deal_without_seed")), False),
+        (dict(name="load_with_seed", partition=dict(name="natural")), True),
+        (dict(name="load_without_seed", client_test_share=0.5), True),
+        (dict(name="prepared"), False),
+        (dict(name="prepared", partition=dict(name="dirichlet")), True),
+        (dict(name="prepared_text"), False),
+        (dict(name="prepared_text", domains=dict(wikipedia=0.5)), True),
+        (dict(name="digits_public_private"), True),
+    ],
+    ids=str,
+)
+def test_a_division_per_seed_of_data_that_no_seed_divides_is_refused(settings, is_drawn):
+    own = lambda name: f"{__name__}:{name}" if name in globals() else name
+    config = digits_methods.get_config("fed_avg")
+    config.data = ConfigDict({"seed": 0, "division_per_seed": True} | settings)
+    config.data.name, config.seeds, config.seed = own(config.data.name), 1, 2
+    if "partition" in settings:
+        config.data.partition.name = own(settings["partition"]["name"])
+    if is_drawn:
+        assert divided(config).data.seed == 2
+        return
+    with pytest.raises(
+        ValueError, match=r"^data\.division_per_seed must be False with data\.name="
+    ):
         divided(config)
 
 
