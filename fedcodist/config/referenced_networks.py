@@ -79,6 +79,11 @@ def referenced_module(setting: str, reference: str, data: Data) -> nn.Module:
       ValueError: names the setting; as `referenced_model`, or it is not a linen module.
     """
     function = function_at(setting, reference)
+    if "rngs" in _parameters(function):
+        raise ValueError(
+            f"{setting} {reference!r} must return a Flax linen module, whose layers the method needs, "
+            "got a function of rngs, which makes an NNX module."
+        )
     network = called(setting, reference, function, **_arguments(setting, reference, function, data))
     if not isinstance(network, nn.Module):
         raise ValueError(

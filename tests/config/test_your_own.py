@@ -207,6 +207,8 @@ def test_methods_that_change_layers_take_linen_modules_of_ones_own(own):
     refused(config, r"^pools\.main\.share needs a chain of layers .* got a Sequential\.$")
     config.pools.main.model = f"{own}:haiku"
     refused(config, r"^pools\.main\.model 'ones_own:haiku' must return a Flax linen module")
+    config.pools.main.model = f"{own}:NNX"
+    refused(config, r"^pools\.main\.model 'ones_own:NNX' must return a Flax linen module, .*rngs")
 
 
 def test_data_of_ones_own(own):
