@@ -4,9 +4,11 @@ import contextlib
 import difflib
 import functools
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fedcodist.config.allowed_settings import ALLOWED
@@ -15,7 +17,12 @@ from fedcodist.config.settings import is_group
 
 
 def bind(
-    function: Callable[..., Any], settings: Mapping[str, Any], prefix: str, **given: Any
+    function: Callable[..., Any],
+    settings: Mapping[str, Any],
+    prefix: str,
+    *,
+    made: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    **given: Any,
 ) -> Any:
     """Calls the function with `given`, and with the settings that have the names of its arguments.
 
@@ -28,6 +35,8 @@ def bind(
       function: with arguments by name.
       settings: name -> value.
       prefix: of the settings' path, such as "algorithm.".
+      made: a named tuple's class -> a function (argument, its fields that are given or set) that makes
+        such arguments, in place of their defaults.
       given: arguments, or fields of named tuples, that are not settings. They go before settings of the
         library; a setting of another name must not be there too.
 
@@ -37,17 +46,24 @@ def bind(
         error in a function of one's own becomes one line that names its module and the line there.
     """
     names = accepted(function, given)
+    # A function of a user's may be called as a method of the library, whose group has other settings.
+    is_own_group = not is_library_function(function) and prefix.endswith(f".{function.__name__}.")
     for name, value in settings.items():
         path, has_settings = f"{prefix}{name}", hasattr(value, "items")
         is_unknown = name not in (*names, function.__name__) and not is_group(path)
         # `check_settings` looks at the groups of the library's methods.
-        if has_settings and is_unknown and not function.__module__.startswith("fedcodist."):
+        if has_settings and is_unknown and not is_library_function(function):
             warnings.warn(f"{path} is not read by {function.__name__}.", stacklevel=2)
-        is_of_another = path in ALLOWED or is_group(path) or has_settings
+        is_of_another = (path in ALLOWED and not is_own_group) or is_group(path) or has_settings
         if not is_of_another and (name in given or name not in names):
+            known = _settings_of(function, given)
+            shortest = sorted({candidates[-1] for candidates in known})
+            meant = [f"{prefix}{name}" for name in itertools.chain(*known)]
+            if not is_own_group:
+                meant += [setting for setting in ALLOWED if setting.startswith(prefix)]
             raise ValueError(
                 f"{path} is not a setting of {function.__name__}, which has "
-                f"{', '.join(_settings_of(function, given)) or 'none'}{_meant(path, names) or '.'}"
+                f"{', '.join(shortest) or 'none'}{_meant(path, meant) or '.'}"
             )
     arguments: dict[str, Any] = {}
     # How the function's messages begin -> the setting.
@@ -71,7 +87,10 @@ def bind(
             fields: dict[str, Any] = {}
             for field in kind._fields:
                 fields |= look_up(f"{name}.{field}", *_candidates(name, field, parameters))
-            if parameter.default is not inspect.Parameter.empty:
+            if kind in made:
+                with _of_settings(paths, prefix, given):
+                    value = {name: made[kind](name, fields)}
+            elif parameter.default is not inspect.Parameter.empty:
                 value = {name: parameter.default._replace(**fields)}
             else:
                 _check_complete(
@@ -82,15 +101,18 @@ def bind(
     needed = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
     _check_complete(arguments, needed, prefix)
     with _of_settings(paths, prefix, given):
-        if function.__module__.startswith("fedcodist."):
+        if is_library_function(function):
             return function(**arguments)
         return called_with_settings(prefix.rstrip("."), function, arguments)
 
 
-def _meant(path: str, names: Collection[str]) -> str:
-    """The setting whose name the path nearly has, for the end of a message; '' if there is none."""
-    prefix = path[: path.rindex(".") + 1]
-    known = [*(f"{prefix}{name}" for name in names), *(p for p in ALLOWED if p.startswith(prefix))]
+def is_library_function(function: Callable[..., Any]) -> bool:
+    """Whether a function is the library's; one of a user's may have the same name."""
+    return function.__module__.startswith("fedcodist.")
+
+
+def _meant(path: str, known: Collection[str]) -> str:
+    """The setting whose path this one nearly is, for the end of a message; '' if there is none."""
     nearest = difflib.get_close_matches(path, known, n=1, cutoff=0.85)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
@@ -110,7 +132,7 @@ def offered(
       of_the_library: offers for single methods of the library. In a function of a user's such a name is
         an ordinary setting.
     """
-    if not function.__module__.startswith("fedcodist."):
+    if not is_library_function(function):
         offers = {name: make for name, make in offers.items() if name not in of_the_library}
     names = accepted(function, offers)
     return {name: make(*about) for name, make in offers.items() if name in names}
@@ -126,16 +148,16 @@ def accepted(function: Callable[..., Any], given: Collection[str] = ()) -> set[s
     return names
 
 
-def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[str]:
-    """The arguments that are not given, by the shortest names of their settings, for messages."""
+def _settings_of(function: Callable[..., Any], given: Collection[str]) -> list[list[str]]:
+    """The names that settings of arguments which are not given may have, the shortest one last."""
     parameters = _parameters(function)
     names = []
     for name, parameter in parameters.items():
         fields = getattr(_named_tuple(parameter), "_fields", ())
         for candidates in [_candidates(name, f, parameters) for f in fields] or [[name]]:
-            if name not in given and not set(candidates) & set(given):
-                names.append(candidates[-1])
-    return sorted(set(names))
+            if candidates and name not in given and not set(candidates) & set(given):
+                names.append(candidates)
+    return names
 
 
 def _candidates(name: str, field: str, parameters: Collection[str]) -> list[str]:

@@ -5,12 +5,14 @@ are not settings. The others are settings of the group `training.<its name>`, or
 is no such group.
 """
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedcodist.config.bind import accepted, bind, offered
+from fedcodist.config.bind import accepted, bind, is_library_function, offered
 from fedcodist.config.config_errors import named
 from fedcodist.config.data import Data
 from fedcodist.config.execution import as_executed
@@ -38,6 +40,21 @@ class Clients(NamedTuple):
 
 # `training.proximal_weight` is FedProx's, which is far smaller than theirs.
 _OTHER_PROXIMAL_WEIGHT = ("ditto", "p_fed_me")
+# Settings of `training` that count with any method. A user's method may have arguments of these names.
+_OF_ALL_METHODS = (
+    "method",
+    "client_optimizer",
+    "momentum",
+    "batch_size",
+    "epochs",
+    "server_optimizer",
+    "server_epsilon",
+    "server_schedule",
+    "compression",
+    "privacy",
+    "example_privacy",
+    "secure_sum",
+)
 
 
 def client_method(clients: Clients) -> FederatedMethod:
@@ -45,17 +62,24 @@ def client_method(clients: Clients) -> FederatedMethod:
     entry, training = client_entry(clients.config), clients.config.training
     check_not_text("training.method", entry, clients.data)
     function, settings, prefix = function_of(entry), training, "training."
+    is_ours = is_library_function(function)
+    has_other_weight = is_ours and entry.name in _OTHER_PROXIMAL_WEIGHT
     if isinstance(training.get(entry.name), ConfigDict):
         settings, prefix = training[entry.name], f"training.{entry.name}."
-    elif entry.name in _OTHER_PROXIMAL_WEIGHT:
+    elif has_other_weight:
         settings = {name: value for name, value in training.items() if name != "proximal_weight"}
     given = offered(function, OFFERS, clients, of_the_library=_OFFERS_TO_SINGLE_METHODS)
-    if settings is not training and entry.name not in _OTHER_PROXIMAL_WEIGHT:
-        for name in sorted(accepted(function, given) & set(training) - set(given)):
+    if settings is not training and not has_other_weight:
+        read = set(given) if is_ours else {*given, *_OF_ALL_METHODS}
+        for name in sorted(accepted(function, given) & set(training) - read):
             raise ValueError(
                 f"training.{name} is not read beside the group training.{entry.name}: set it there."
             )
-    return bind(function, settings, prefix, **given)
+    for rate in ("client_learning_rate", "server_learning_rate"):
+        if not is_ours and rate not in given:
+            warnings.warn(f"pools.*.{rate} is not read by {function.__name__}.", stacklevel=2)
+    made = {LocalTraining: functools.partial(_further_training, clients)}
+    return bind(function, settings, prefix, made=made, **given)
 
 
 def check_not_text(setting: str, entry: Entry, data: Data) -> None:
@@ -88,6 +112,13 @@ def local_training(config: ConfigDict, data: Data) -> LocalTraining:
         data.preprocess,
         example_privacy_of(config),
     )
+
+
+def _further_training(clients: Clients, argument: str, fields: dict[str, Any]) -> LocalTraining:
+    """The local training of the argument of a user's method: the clients', but for these fields."""
+    if isinstance(name := fields.get("optimizer"), str):
+        fields = fields | {"optimizer": optimizer_of(f"{argument}.optimizer", name)}
+    return local_training(clients.config, clients.data)._replace(**fields)
 
 
 def server_optimizer(config: ConfigDict) -> Any:
@@ -137,11 +168,11 @@ def _with_layers(
 
 
 def _model(clients: Clients) -> Model:
-    """The pool's network; it outputs a layer too where `training.<method>.layer` names one."""
-    training, method = clients.config.training, client_entry(clients.config).name
-    settings = training.get(method)
+    """The pool's network; it outputs a layer too where a library's method names it as its `layer`."""
+    training, entry = clients.config.training, client_entry(clients.config)
+    settings, method = training.get(entry.name), entry.name
     layer = settings.get("layer") if isinstance(settings, ConfigDict) else None
-    if layer is None:
+    if layer is None or not is_library_function(function_of(entry)):
         return clients.model
     name, setting = f"a pool's model for {method}", f"training.{method}.layer"
     return _with_layers(clients, name, clients.pool.model, setting, [layer])

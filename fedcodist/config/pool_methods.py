@@ -70,7 +70,7 @@ _WITH_GROUPS = (*_FED_SDD, "fed_ensemble")  # each group of a cohort trains a mo
 def build_of_pools(config: ConfigDict, data: Data) -> FederatedAlgorithm:
     """The method of pools that a config's `algorithm` names."""
     entry = algorithm_entry(config)
-    function = independent_pools if entry.name == BASELINE else function_of(entry)
+    function = independent_pools if config.algorithm.name == BASELINE else function_of(entry)
     of_the_library = set(_OFFERS_TO_SINGLE_METHODS)
     if all("teaching" in pool for pool in config.pools.values()):
         of_the_library.remove("teaching")  # which a codistillation of one's own gets too

@@ -1,5 +1,7 @@
 """Sums what a method's clients send securely, as a config's `training.secure_sum` says."""
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from fedcodist.config.bind import bind
@@ -30,7 +32,7 @@ def with_secure_sum(
             "training.secure_sum must sum the messages of at least 2 clients, got a cohort_size, or a "
             f"group of a cohort, of {num_clients}."
         )
-    given = dict(method=method, num_clients=num_clients)
+    given: dict[str, Any] = dict(method=method, num_clients=num_clients)
     if settings.get("max_weight") is None:
         largest = float(data.splits["train"].client_sizes.max())
         given["max_weight"] = 1.0 if method.privacy is not None else largest

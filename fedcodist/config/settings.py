@@ -59,6 +59,8 @@ def check_settings(config: ConfigDict) -> None:
                 value is None and path in OPTIONAL_GROUPS
             ):
                 raise TypeError(f"{path} must be a group of settings, got {shown(value)}.")
+        elif _is_of_own_method(path, config):
+            pass
         elif check := ALLOWED.get(path) or ALLOWED.get(_matching(path, ALLOWED)):
             check(path, value)
         elif nearest := _nearest_setting(path, value, config, closed):
@@ -102,6 +104,12 @@ def _only_library_reads_training(config: ConfigDict) -> bool:
     """
     method = str(_value_or_none(config, "training", "method")).rpartition(":")[2]
     return "parties" in config or isinstance(_value_or_none(config, "training", method), ConfigDict)
+
+
+def _is_of_own_method(path: str, config: ConfigDict) -> bool:
+    """Whether the path is in the group of a user's method, which may be called as one of the library."""
+    method = _value_or_none(config, "training", "method")
+    return is_reference(method) and path.startswith(f"training.{method.rpartition(':')[2]}.")
 
 
 def _is_of_loader(path: str) -> bool:

@@ -82,7 +82,8 @@ def test_what_is_given_goes_before_settings(settings, more):
 
 def test_a_setting_of_what_is_given_is_refused():
     with pytest.raises(
-        ValueError, match=r"^x\.count is not a setting of method, which has batch_size"
+        ValueError,
+        match=r"^x\.count is not a setting of method, which has batch_size, epochs, rate, weight\.$",
     ):
         bind(method, {"batch_size": 5, "count": 2}, "x.", model="net", count=3)
     # The library's own settings of such names belong to other methods, or to what is given.
@@ -100,6 +101,21 @@ def test_a_misspelt_setting_is_named_with_what_was_meant():
     ):
         with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
             bind(method, settings, prefix, model="net")
+    for name in ("modell", "hyperr"):  # `model` is given, and `hyper` is set field by field
+        with pytest.raises(ValueError, match=rf"^x\.{name} is not a setting .*, weight\.$"):
+            bind(method, {name: 5}, "x.", model="net")
+
+
+def test_a_group_of_ones_own_method_has_no_settings_of_the_librarys_method_of_that_name():
+    def ditto(weight=1.0):
+        return weight
+
+    assert "training.ditto.personal_epochs" in ALLOWED
+    with pytest.raises(
+        ValueError,
+        match=r"^training\.ditto\.personal_epochs is not a setting of ditto, which has weight\.$",
+    ):
+        bind(ditto, {"personal_epochs": 3}, "training.ditto.")
 
 
 @given(some_settings, prefixes)

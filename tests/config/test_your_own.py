@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
@@ -96,6 +97,18 @@ spread = fc.SummedMetric(lambda outputs, batch: outputs, lambda total: total.max
 
 def my_pools(pools, columns, execution, temperature: float, num_unlabelled=None):
     return fc.independent_pools(pools, columns, execution)._replace(name=f"at {temperature}")
+got = {}
+def twice(
+    model, training, personal: fc.LocalTraining = fc.LocalTraining(),
+    epochs: int = 7, client_optimizer: str = "mine", method: str = "mine",
+    hyper: fc.FedAvgHyper = fc.FedAvgHyper(),
+):
+    got["twice"] = training, personal, epochs, client_optimizer, method
+    return fc.fed_avg(model, training, hyper=hyper)
+def ditto(model, training, proximal_weight=0.5, layer=3, rate=1.0):
+    got["ditto"] = proximal_weight, layer
+    return fc.fed_avg(model, training)
+def fed_avg(pools, columns): return fc.independent_pools(pools, columns)._replace(name="mine")
 ENTRY = Entry("entry_of_mine", "Mine", POOLS, my_pools, ("unlabelled",))
 
 class Logger:
@@ -400,6 +413,48 @@ def test_methods_of_ones_own(own):
     refused(
         config, r"^training\.method must be .* got 'ones_own:my_pools' with an argument 'pools'"
     )
+
+
+def test_a_second_local_training_of_ones_own_method_is_the_clients_but_for_its_settings(own):
+    config = config_of(own)
+    config.data.preprocess = f"{own}:half"
+    config.training.update(method=f"{own}:twice", client_optimizer="adam", epochs=2)
+    build_experiment(config)
+    got = sys.modules[own].got
+    training, personal, *_ = got["twice"]
+    assert personal == training and personal.optimizer is optax.adam and personal.epochs == 2
+    assert personal.preprocess is sys.modules[own].half
+    config.training.twice = dict(
+        personal_epochs=3, personal_optimizer="sgd", epochs=5, client_optimizer="x", method="y"
+    )
+    build_experiment(config)
+    assert got["twice"] == (
+        training,
+        training._replace(epochs=3, optimizer=optax.sgd),
+        5,
+        "x",
+        "y",
+    )
+    config.training.twice = dict(personal_optimizer="sgdd")
+    refused(config, r"^training\.twice\.personal_optimizer must be the name of an optax optimizer")
+
+
+def test_a_method_of_ones_own_may_be_called_as_one_of_the_library(own):
+    config = config_of(own)
+    config.training.update(method=f"{own}:ditto", proximal_weight=2.0)
+    unread = r"^pools\.\*\.(client|server)_learning_rate is not read by ditto\.$"
+    with pytest.warns(UserWarning, match=unread) as warned:
+        build_experiment(config)
+    assert len(warned) == 2 and sys.modules[own].got["ditto"] == (2.0, 3)
+    config.training.ditto = dict(layer=1, proximal_weight=-1)  # neither is the library's
+    refused(config, r"^training\.proximal_weight is not read beside the group training\.ditto")
+    del config.training["proximal_weight"]
+    with pytest.warns(UserWarning, match=unread):
+        build_experiment(config)
+    assert sys.modules[own].got["ditto"] == (-1, 1)
+    config = config_of(own)
+    config.algorithm = dict(name=f"{own}:fed_avg")
+    assert build_experiment(config).algorithm.name == "mine"
 
 
 def test_loggers_of_ones_own(own, tmp_path, monkeypatch):
