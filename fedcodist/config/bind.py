@@ -38,7 +38,7 @@ def bind(
       made: a named tuple's class -> a function (argument, its fields that are given or set) that makes
         such arguments, in place of their defaults.
       given: arguments, or fields of named tuples, that are not settings. They go before settings of the
-        same name, which only the library may have.
+        library; a setting of another name must not be there too.
 
     Raises:
       ValueError, TypeError: names the setting. It is missing, the function has no such argument, or the
@@ -74,6 +74,7 @@ def bind(
         for candidate in candidates:
             if candidate in given:
                 return {argument.rpartition(".")[2]: given[candidate]}
+        for candidate in candidates:
             if candidate in settings:
                 paths[argument] = f"{prefix}{candidate}"
                 return {argument.rpartition(".")[2]: settings[candidate]}

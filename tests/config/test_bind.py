@@ -78,9 +78,6 @@ def test_what_is_given_goes_before_settings(settings, more):
     for name in Hyper._fields:
         expected = more.get(name, settings.get(name, Hyper._field_defaults[name]))
         assert getattr(found["hyper"], name) == expected
-    # But a setting of one argument's field goes before what is given for the fields of all arguments.
-    both = settings | more
-    assert found["first"].epochs == both.get("first_epochs", both.get("epochs", 1))
 
 
 def test_a_setting_of_what_is_given_is_refused():
