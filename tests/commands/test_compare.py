@@ -676,6 +676,7 @@ def test_folders_of_runs_have_the_titles_that_their_modules_register(tmp_path, c
     (tmp_path / "module_of_titled.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "ENTRIES", dict(registry.ENTRIES))
+    request.addfinalizer(lambda: registry.METHOD_NAMES.pop("titled_of_one"))
     assert compare.main([str(tmp_path), "--model=main"]) == 0
     assert "A title of one" in capsys.readouterr().out
 

@@ -113,10 +113,7 @@ def _longer(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Ve
     """The orderings that the long runs on CIFAR-100 measure. Their verdicts are counted apart."""
     known, short = _known_runs(records, CIFAR_LONG), _known_runs(records, CIFAR)
     measured = [
-        ordering._replace(
-            in_words=ordering.in_words and f"CIFAR-100, 30,000 steps, {ordering.in_words}",
-            again="CIFAR-100, 30,000 steps",
-        )
+        ordering._replace(in_words="", again="30,000 steps on CIFAR-100")
         for ordering in orderings()
         if _difference(known, ordering)
     ]
@@ -127,7 +124,7 @@ def _longer(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Ve
         f"{label}, {steps} steps": of_length[run]
         for label, run in ROWS["longer"].items()
         for steps, of_length in (("3,000", short), ("30,000", known))
-        if run in of_length
+        if run in known and run in of_length
     }
     parts = [
         f"## {LONGER}",
