@@ -660,7 +660,9 @@ def write_runs(folder):
             (path / name).write_text(json.dumps(content))
 
 
-def test_folders_of_runs_have_the_titles_that_their_modules_register(tmp_path, capsys, monkeypatch):
+def test_folders_of_runs_have_the_titles_that_their_modules_register(
+    tmp_path, capsys, monkeypatch, request
+):
     write_run(tmp_path / "runs" / "own")
     path = tmp_path / "runs" / "own" / "config.json"
     config = json.loads(path.read_text())
