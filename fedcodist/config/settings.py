@@ -50,7 +50,7 @@ def check_settings(config: ConfigDict) -> None:
     has_own_data = is_reference(_value_or_none(config, "data", "name"))
     closed = _CLOSED if has_own_data else (*_CLOSED, "data.")
     for path, value in settings_and_groups_of(config):
-        if has_own_data and _is_of_loader(path):
+        if (has_own_data and _is_of_loader(path)) or _is_of_own_method(path, config):
             if not isinstance(value, ConfigDict):
                 _check_storable(path, value)
             continue
@@ -59,8 +59,6 @@ def check_settings(config: ConfigDict) -> None:
                 value is None and path in OPTIONAL_GROUPS
             ):
                 raise TypeError(f"{path} must be a group of settings, got {shown(value)}.")
-        elif _is_of_own_method(path, config):
-            pass
         elif check := ALLOWED.get(path) or ALLOWED.get(_matching(path, ALLOWED)):
             check(path, value)
         elif nearest := _nearest_setting(path, value, config, closed):

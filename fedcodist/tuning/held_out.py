@@ -86,15 +86,13 @@ def _without_hyper(algorithm: FederatedAlgorithm) -> tuple[str, Mapping[str, Any
     def states_and_models(key: jax.Array) -> PyTree:
         state = algorithm.init(key)
         first = {pool: states.first for pool, states in algorithm.client_states.items()}
-        shared = {
-            name: predictor.variables(state) for name, predictor in algorithm.predictors.items()
-        }
-        personal = {
-            (pool, name): model.variables(state, first[pool])
+        shared = [predictor.variables(state) for predictor in algorithm.predictors.values()]
+        personal = [
+            model.variables(state, first[pool])
             for pool, models in algorithm.personal_models.items()
-            for name, model in models.items()
-        }
-        return state, first, list(shared.values()), list(personal.values())
+            for model in models.values()
+        ]
+        return state, first, shared, personal
 
     traced = jax.make_jaxpr(states_and_models)(keys.key_shape())
     # Programs of functions with a derivative of their own have addresses of functions.
