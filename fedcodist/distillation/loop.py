@@ -81,7 +81,8 @@ def distill(
         any pytree, and `divergence`, which must be given, gets (outputs_of(student's outputs), target).
 
     Raises:
-      ValueError: a student's outputs, a divergence or a setting of mixup do not fit.
+      ValueError: there are no students or teachers, or a student's outputs, a divergence or a setting of
+        mixup do not fit.
     """
     start, step = distillation_loop(
         models,
@@ -126,6 +127,9 @@ def distillation_loop(
       (start, step): the initial carry (students, states of their optimizers), and
       step(carry, index) -> (carry, student's name -> loss).
     """
+    for argument, given in (("students", students), ("teachers", teachers)):
+        if not given:
+            raise ValueError(f"{argument} must name at least one, got none.")
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     _check_mixed_column(models, settings)
     check_function("outputs_of", outputs_of, ("outputs",), "what divergence compares")

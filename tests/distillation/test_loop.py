@@ -486,6 +486,22 @@ def test_logits_of_every_position_are_no_logits():
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("without", ["students", "teachers"])
+def test_a_distillation_needs_students_and_teachers(without):
+    models = {"students": {"a": None}, "teachers": {"a": lambda batch: batch["image"]}, without: {}}
+    settings_ = Distillation(STEPS, BATCH)
+    with pytest.raises(ValueError, match=f"{without} must name at least one, got none"):
+        distill(
+            MODELS,
+            targets=lambda student, logits: jax.nn.softmax(logits["a"]),
+            unlabelled=_unlabelled(),
+            key=KEY,
+            learning_rates={"a": 0.1},
+            settings=settings_,
+            **models,
+        )
+
+
 def test_mixup_names_its_inputs():
     message = r"distillation.inputs must be one of \['image'\] for mixup, got 'x'"
     with pytest.raises(ValueError, match=message):
