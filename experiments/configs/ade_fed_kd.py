@@ -15,6 +15,12 @@ its "Fed", and `fed_avg,student` is a small model alone. Results are in docs/res
 learning does not help there, and SVD halves the bytes. Those with two seeds are older, and no sentence
 is repeated in them.
 
+Question of the runs with five seeds: which of the paper's statements hold with its losses (no gradient
+through their divisor) and with sentences with an effect twice, by F, average precision and loss?
+Intervals are Student's t over the differences of the seeds; test sentences are looked at once. The stop
+rule: three hours of two cores in all, for the encoder too. Runs are in the order of `get_runs` up to
+`fml`, then `centralised`, Federated Dropout, FetchSGD and the rest. What has not begun then is put off.
+
 The teacher is an encoder of four layers of width 128, the student one of two layers. Both start from the
 file's first layers. `fed_kd,smaller` has a student of one layer. `fed_kd,text_cnn` has the network of
 the paper's table 5, of which only the embeddings come from the file; there are also `text_lstm`, both
