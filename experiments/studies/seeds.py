@@ -68,6 +68,7 @@ def _side_by_side(one: Any, other: Any) -> Any:
         return {
             key: own if key == "round" else _side_by_side(own, other[key])
             for key, own in one.items()
+            if key in other  # a newer version may have more metrics
         }
     if one and isinstance(one[0], list):
         return [[*own, *others] for own, others in zip(one, other, strict=True)]

@@ -22,7 +22,8 @@ FedKD's teachers, the mean accuracy of these is ranked, and that of the shared m
     --split NAME     the split on which it is measured, such as client_test, where each client is
                      evaluated on its own examples; the first of the final splits by default
     --model NAME     model to rank, repeatable; the baseline's, or all parties', by default
-    --baseline NAME  the run to compare with; by default the first one
+    --baseline NAME  the run to compare with; by default the first run of the config, or of run folders
+                     the first method in the order of `fedcodist list methods`
 """
 
 import argparse
@@ -40,16 +41,16 @@ from fedcodist.config.config_file import ConfigFileError, config_path, run_folde
 from fedcodist.core import child_processes
 from fedcodist.report.collection import Collection, collect, with_metric
 from fedcodist.report.entries import (
+    ALL_PARTIES,
     Entry,
     UnknownMetric,
     read_methods,
     read_run,
     unknown_metric,
 )
-from fedcodist.report.ranking import ranked
+from fedcodist.report.ranking import ranked, unknown_model
 from fedcodist.report.ranking_table import for_terminal, ranking_table
 from fedcodist.report.runs import load_run, mapping_of, read_object
-from fedcodist.run.client_metrics import OVER_CLIENTS
 
 _OF_FOLDERS = ("--metric", "--split", "--model", "--baseline")
 
@@ -84,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     if settings.list:
         return sweep.main([*of_sweep, "--list"])
     status = child_processes.until_interrupted(
-        lambda: _check_names(settings, baseline, others), "interrupted: nothing was trained yet."
+        lambda: _check_names(settings, runs, baseline, others),
+        "interrupted: nothing was trained yet.",
     )
     if status := status or sweep.main(of_sweep):
         return status
@@ -175,40 +177,57 @@ def _rank(
     return report.show_report(collection, output, ranking=ranking)
 
 
-def _check_names(settings: argparse.Namespace, baseline: str, others: Sequence[str]) -> int:
-    """Refuses a metric or split that the baseline will lack, before any training; returns the status.
+def _check_names(
+    settings: argparse.Namespace, runs: Sequence[str], baseline: str, others: Sequence[str]
+) -> int:
+    """Refuses a metric, split or model that runs will lack, before any training; returns the status.
 
-    A finished baseline's folder has the names. Other runs without the metric get a note.
+    The baseline must have the metric and the split. Other runs without the metric get a note. A model
+    may be one of any run.
     """
-    metric = settings.metric
-    names = _names_in(settings.workdir / run_folder_name(baseline))
-    names = names or evaluated_names(f"{settings.config}:{baseline}", others)
+
+    def names_of(run: str) -> EvaluatedNames | None:
+        of_finished = _names_in(settings.workdir / run_folder_name(run))
+        return of_finished or evaluated_names(f"{settings.config}:{run}", others)
+
+    names = names_of(baseline)
     if names is None:
         return 0
-    if settings.split not in (None, *names.splits):
+    if settings.split not in (None, *names.metrics):
         return command_line.refuse(
             ValueError(
-                f"--split must be one of {names.splits} for {baseline}, got {settings.split!r}."
+                f"--split must be one of {list(names.metrics)} for {baseline}, got {settings.split!r}."
             )
         )
-    if settings.split is not None:  # splits of clients' own examples have more: see client_metrics
-        metric = metric.removesuffix(next(filter(metric.endswith, OVER_CLIENTS), ""))
-    if any(n == metric or n.startswith(f"{metric}_head_") for n in names.metrics):
-        return 0
-    return command_line.refuse(unknown_metric(metric, names.metrics, baseline))
+    splits = [settings.split] if settings.split else list(names.metrics)
+    metrics = list(dict.fromkeys(name for split in splits for name in names.metrics[split]))
+    metric = settings.metric
+    if not any(name == metric or name.startswith(f"{metric}_head_") for name in metrics):
+        return command_line.refuse(unknown_metric(metric, metrics, baseline))
+    known, wanted = dict.fromkeys(names.models), settings.model or ()
+    for run in (run for run in runs if run != baseline):
+        if known.keys() >= set(wanted):
+            return 0
+        if (names := names_of(run)) is None:  # the run itself will say why
+            return 0
+        known |= dict.fromkeys(names.models)
+    if unknown := [model for model in wanted if model not in known]:
+        return command_line.refuse(unknown_model(unknown[0], list(known)))
+    return 0
 
 
 def _names_in(folder: Path) -> EvaluatedNames | None:
-    """The names that a finished run has in its last metrics; None for another run."""
+    """The names in a finished run's last metrics; None for another run."""
     try:
         models = mapping_of(read_object(folder / "summary.json"), "final")
     except ValueError:
         return None
-    splits = [
-        (name, values) for model in models for name, values in mapping_of(models, model).items()
-    ]
-    metrics = dict.fromkeys(metric for _, values in splits for metric in values)
-    return EvaluatedNames(list(metrics), list(dict(splits))) if metrics else None
+    metrics: dict[str, list[str]] = {}
+    for model in models:
+        for split, values in mapping_of(models, model).items():
+            metrics[split] = list(dict.fromkeys([*metrics.get(split, ()), *values]))
+    # Whether the run has parties does not matter: a run without them has no such model to rank.
+    return EvaluatedNames(metrics, [*models, ALL_PARTIES]) if metrics else None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names of the metrics and splits that a run will have, known before any training.
+"""Names of the metrics, splits and models that a run will have, known before any training.
 
 This is a separate program, since a process that starts runs must not occupy the accelerator itself.
 """
@@ -16,13 +16,20 @@ from ml_collections import ConfigDict, config_flags
 
 from fedcodist.config import command_line
 from fedcodist.core import child_processes
+from fedcodist.report.entries import ALL_PARTIES
+from fedcodist.run.client_metrics import OVER_CLIENTS
 
 
 class EvaluatedNames(NamedTuple):
-    """Names of metrics, in the order of a run's models, and of the splits that are evaluated."""
+    """What a run evaluates.
 
-    metrics: list[str]
-    splits: list[str]
+    Attributes:
+      metrics: split -> names of its metrics, in the order of the run's models.
+      models: names of the models in results.
+    """
+
+    metrics: dict[str, list[str]]
+    models: list[str]
 
 
 def evaluated_names(config: str, others: Sequence[str]) -> EvaluatedNames | None:
@@ -66,6 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def _of_run(config: ConfigDict) -> EvaluatedNames:
     from fedcodist.config.experiment import build_experiment
+    from fedcodist.core.method import all_client_models
 
     execution = config.get("execution", {})
     if execution.get("chunk_size", 1) is None:
@@ -73,16 +81,29 @@ def _of_run(config: ConfigDict) -> EvaluatedNames:
         execution.chunk_size = 1
     experiment = build_experiment(config)
     algorithm = experiment.algorithm
+    personal = {
+        name: one for pool in algorithm.personal_models.values() for name, one in pool.items()
+    }
     models = [predictor.model for predictor in algorithm.predictors.values()]
-    models += [
-        personal.model for pool in algorithm.personal_models.values() for personal in pool.values()
+    models += [one.model for one in personal.values()]
+    metrics = list(dict.fromkeys(["loss", *(name for model in models for name in model.metrics)]))
+    # Splits of clients' own examples have more, see `client_metrics`.
+    over_clients = [name + end for name in metrics if name != "loss" for end in OVER_CLIENTS]
+    metrics_of_splits = {
+        **dict.fromkeys((*experiment.splits, *experiment.final_splits), metrics),
+        **dict.fromkeys(
+            (*experiment.client_splits, *experiment.final_client_splits), metrics + over_clients
+        ),
+    }
+    names = [
+        member for name, one in algorithm.predictors.items() for member in one.members or (name,)
     ]
-    metrics = ["loss", *(name for model in models for name in model.metrics)]
-    splits = (
-        *(*experiment.splits, *experiment.final_splits),
-        *(*experiment.client_splits, *experiment.final_client_splits),
-    )
-    return EvaluatedNames(list(dict.fromkeys(metrics)), list(dict.fromkeys(splits)))
+    names += personal
+    if experiment.client_splits or experiment.final_client_splits:
+        names += [n for models in all_client_models(algorithm).values() for n in models.predictors]
+    if "parties" in config:
+        names.append(ALL_PARTIES)
+    return EvaluatedNames(metrics_of_splits, list(dict.fromkeys(names)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,6 +57,8 @@ def plot_partition(
     from matplotlib.figure import Figure
 
     check_integer("most_clients", most_clients, low=1)
+    if path is not None and not Path(path).suffix:
+        raise ValueError(f"path must end in a format, such as .png, got {str(path)!r}")
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
     labels, counts = label_counts(data, column)

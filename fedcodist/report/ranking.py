@@ -33,7 +33,7 @@ def ranked(
     known = list(dict.fromkeys(entry.model for entry in entries))
     for model in models or ():
         if model not in known:
-            raise ValueError(f"--model must be one of {known}, got {model!r}.")
+            raise unknown_model(model, known)
     if models:
         shown = [entry for entry in entries if entry.model in models]
     else:
@@ -47,6 +47,11 @@ def ranked(
         return is_undefined, 0.0 if is_undefined else sign * statistics.fmean(entry.values)
 
     return sorted(shown, key=place)
+
+
+def unknown_model(model: str, known: Sequence[str]) -> ValueError:
+    """The error, whose message lists the models."""
+    return ValueError(f"--model must be one of {list(known)}, got {model!r}.")
 
 
 def difference(entry: Entry, entries: Sequence[Entry], baseline: str) -> Difference | None:

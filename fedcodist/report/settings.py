@@ -8,6 +8,7 @@ from fedcodist.report.runs import Run, mapping_of
 
 # Settings in which two runs of one method may differ: the seed, and the run's name.
 NOT_OF_A_METHOD = ("seed", "seeds", "name", "run", "workdir")
+_SHOWN = 8  # digits of a checksum
 
 
 def settings_of_run(run: Run) -> dict[str, Any]:
@@ -16,17 +17,33 @@ def settings_of_run(run: Run) -> dict[str, Any]:
 
 
 def with_identity(run: Run) -> dict[str, Any]:
-    """The run's config; for a run without one, also what environment.json says of its experiment.
+    """The run's config, and what environment.json says of the run that the config does not say.
 
-    Otherwise experiments of different networks, data or rounds would look the same. The seeds are left
-    out, since runs of one method differ in them.
+    Of a run with a config, that is the precision, the checksums of prepared folders, and the code to
+    which settings refer. Of a run without one it is all of the experiment, since experiments of
+    different networks, data or rounds would look the same. The seeds are left out, since runs of one
+    method differ in them.
     """
     identity = mapping_of(run.environment, "identity")
-    if not identity or any(key in run.config for key in ("evaluation", "phase")):
+    if any(key in run.config for key in ("evaluation", "phase")):
+        prepared = {
+            name: value[:_SHOWN] if isinstance(value, str) else value
+            for name, value in mapping_of(identity, "prepared").items()
+        }
+        return {**run.config, "precision": _precision(run.environment), "prepared": prepared}
+    if not identity:
         return run.config
     settings = mapping_of(identity, "settings")
     settings = {key: value for key, value in settings.items() if key not in NOT_OF_A_METHOD}
     return {**run.config, "identity": {**identity, "settings": settings}}
+
+
+def _precision(environment: Mapping[str, Any]) -> str:
+    """The precision in which networks computed, in the order of the run's starts if it changed."""
+    starts = [environment, *environment.get("resumed", [])]
+    return ", then ".join(
+        distinct(mapping_of(start, "plan").get("precision", "float32") for start in starts)
+    )
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ It returns a `Decision`, or None. An object may have these methods too:
 - `finish(summary)`: called after the last round with the content of summary.json.
 
 With an attribute `only_reads = True` it gets the run's own list as `history`, and must not change it. In
-a long run, a copy at every evaluation takes time.
+a long run, a copy at every evaluation takes time. With `keeps = True` it must be the only such callback:
+one round is kept, and of two callbacks neither would know what the other has replaced.
 
 Callbacks are called in one process; their decision holds for all processes. After a stop the final
 splits are evaluated, and callbacks get these metrics lines too.
@@ -64,6 +65,12 @@ def check_callbacks(callbacks: Any, experiment: Any) -> None:
         _check_parameters(callback)
         if hasattr(callback, "check"):
             callback.check(experiment)
+    keeping = [shown(callback) for callback in callbacks if getattr(callback, "keeps", False)]
+    if len(keeping) > 1:
+        raise ValueError(
+            "callbacks must have at most one that keeps a round, since only one is kept, got "
+            f"{keeping[0]} and {keeping[1]}."
+        )
 
 
 def start_callbacks(callbacks: Sequence[Callback], config: Mapping[str, Any] | None) -> None:

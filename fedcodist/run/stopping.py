@@ -113,6 +113,7 @@ class KeepBest:
     model: str | None = None
     smaller_is_better: bool | None = None
     only_reads: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
     _scores: _Scores = field(default_factory=_Scores, init=False, repr=False, compare=False)
 
     def check(self, experiment: Any) -> None:

@@ -132,7 +132,10 @@ def _print_notes(
     if idle := sorted(set(wanted) - set(space)):
         print(f"not searched, as they change nothing here: {', '.join(idle)}")
     if missing := sorted(set(space) - set(first)):
-        print(f"drawn in the first trial too, as the config's lie outside: {', '.join(missing)}")
+        print(
+            "drawn in the first trial too, as the config's lie outside or differ between pools: "
+            f"{', '.join(missing)}"
+        )
 
 
 def _end_with_the_supervisor() -> None:

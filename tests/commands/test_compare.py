@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedcodist.commands import compare
-from fedcodist.commands.evaluated_names import _of_run, evaluated_names
+from fedcodist.commands.evaluated_names import EvaluatedNames, _of_run, evaluated_names
 from fedcodist.config import experiment, registry
 from fedcodist.config.networks import MODELS
 from fedcodist.config.passes import LEARNING
@@ -194,6 +194,10 @@ def test_a_split_that_no_run_will_have_is_refused_before_anything_is_trained(tmp
     [
         ("--metric=f_scor", "--metric must be one of ['accuracy'] for fed_avg, got 'f_scor'."),
         ("--split=tset", "--split must be one of ['test', 'held_out'] for fed_avg, got 'tset'."),
+        (
+            "--metric=accuracy_weighted",
+            "--metric must be one of ['accuracy'] for fed_avg, got 'accuracy_weighted'.",
+        ),
     ],
 )
 def test_names_of_a_finished_baseline_are_read_from_it(
@@ -207,12 +211,43 @@ def test_names_of_a_finished_baseline_are_read_from_it(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
+def test_a_model_that_no_run_will_have_is_refused_before_anything_is_trained(
+    tmp_path, monkeypatch, capsys
+):
+    models = {"fed_avg": ["main"], "fed_df": ["main", "ensemble"], "fed_sdd": ["main"]}
+    asked, trained = [], []
+
+    def names(config, others):
+        asked.append(config.rpartition(":")[2])
+        return EvaluatedNames({"test": ["accuracy"]}, models[asked[-1]])
+
+    monkeypatch.setattr(compare, "evaluated_names", names)
+    monkeypatch.setattr(compare.sweep, "main", lambda arguments: trained.append(1) or 1)
+    given = [f"--config={CONFIG}", f"--workdir={tmp_path}", *(f"--only={run}" for run in models)]
+    assert compare.main([*given, "--model=ensembl"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --model must be one of ['main', 'ensemble'], got 'ensembl'.\n"
+    )
+    assert asked == list(models) and not trained
+    asked.clear()
+    assert compare.main([*given, "--model=ensemble"]) == 1
+    assert len(asked) == 2 and trained, "no further run is asked than necessary"
+
+
 def test_metrics_and_splits_are_known_without_training():
     names = evaluated_names(f"{CONFIG}:fed_sdd", ["--config.rounds=3"])
-    assert names.metrics == ["loss", "accuracy"] and names.splits == ["held_out", "test"]
+    assert names.metrics == {"held_out": ["loss", "accuracy"], "test": ["loss", "accuracy"]}
+    assert {"main", "ensemble"} <= set(names.models)
     personal = str(CONFIG).replace("digits_methods", "digits_personal")
     own = evaluated_names(f"{personal}:ditto", [])
-    assert own.splits == ["held_out", "test", "client_test"]
+    assert list(own.metrics) == ["held_out", "test", "client_test"]
+    assert {name for name in own.metrics["client_test"] if "accuracy_w" in name} == {
+        "accuracy_weighted",
+        "accuracy_worst_tenth",
+    }
+    assert "accuracy_weighted" not in own.metrics["test"]
+    assert "loss_weighted" not in own.metrics["client_test"]
+    assert {"main", "main_personal", "main_fine_tuned"} <= set(own.models)
     # A mistake in a run is reported when that run starts.
     assert evaluated_names(f"{CONFIG}:fed_sdd", ["--config.data.num_clients=0"]) is None
 
@@ -228,7 +263,8 @@ def test_metrics_of_the_config_are_known_too(tmp_path):
         "    config.metrics = dict(top_3='top_3')\n"
         "    return config\n"
     )
-    assert evaluated_names(f"{config}:fed_avg", []).metrics == ["loss", "accuracy", "top_3"]
+    metrics = evaluated_names(f"{config}:fed_avg", []).metrics
+    assert metrics["test"] == ["loss", "accuracy", "top_3"]
 
 
 def test_no_round_is_compiled_to_know_names(monkeypatch):
@@ -237,7 +273,7 @@ def test_no_round_is_compiled_to_know_names(monkeypatch):
     config = digits_methods.get_config("fed_avg")
     config.execution.loop = "vmap"
     assert config.execution.chunk_size is None
-    assert _of_run(config).metrics == ["loss", "accuracy"]
+    assert _of_run(config).metrics["test"] == ["loss", "accuracy"]
 
 
 def test_names_are_shown_as_they_are():

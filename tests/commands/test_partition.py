@@ -60,6 +60,7 @@ def test_numbers_to_predict_are_no_labels():
         (["--column", "image"], "column 'image' must be integer labels"),
         (["--column", "lable"], "--column must be one of ['image', 'label'], got 'lable'"),
         (["--plot", "partition.text"], "Format 'text' is not supported"),
+        (["--plot", "partition"], "path must end in a format, such as .png, got 'partition'"),
     ],
 )
 def test_mistakes_are_one_line(config, arguments, message, capsys):

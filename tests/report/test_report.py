@@ -200,6 +200,50 @@ def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
     assert labels == ["MergedCodist (alpha=0.5)", "MergedCodist (alpha=0.9)"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "label"),
+    [
+        ({"plan": {}}, {"plan": {"precision": "bfloat16"}}, "precision={}"),
+        (
+            {"plan": {}, "resumed": [{"plan": {"precision": "bfloat16"}}]},
+            {"plan": {}, "resumed": [{"plan": {}}]},
+            "precision={}",
+        ),
+        (
+            {"identity": {"prepared": {"data/mine": "0123456789"}}},
+            {"identity": {"prepared": {"data/mine": "9876543210"}}},
+            "data/mine={}",
+        ),
+        (
+            {"identity": {"prepared": {"training.method": {"mine.code": "a"}}}},
+            {"identity": {"prepared": {"training.method": {"mine.code": "b"}}}},
+            "code={}",
+        ),
+    ],
+    ids=["precision", "precision changed", "data", "code"],
+)
+def test_runs_of_one_config_in_another_precision_on_other_data_or_with_other_code_are_not_joined(
+    one, other, label, tmp_path
+):
+    for seed, environment in enumerate((one, other, other)):
+        run = write_run(tmp_path / str(seed), seed=seed)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"evaluation": {}}))
+        (run / "environment.json").write_text(json.dumps(environment))
+    methods = collection_lib.collect([tmp_path]).methods
+    assert [len(method.runs) for method in methods] == [1, 2]
+    values = {
+        "precision={}": ["float32, then bfloat16" if "resumed" in one else "float32"],
+        "data/mine={}": ["01234567", "98765432"],
+        "code={}": ["a", "b"],
+    }[label]
+    if label.startswith("precision"):
+        values.append("float32" if "resumed" in one else "bfloat16")
+    assert [method.label for method in methods] == [
+        f"FedAvg ({label.format(value)})" for value in values
+    ]
+
+
 def test_clients_methods_have_their_names(tmp_path):
     for method in ("fed_avg", "scaffold"):
         run = write_run(tmp_path / method)

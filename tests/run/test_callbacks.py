@@ -417,3 +417,11 @@ def test_what_does_not_fit_the_experiment_is_one_line(callback, message):
     with pytest.raises((ValueError, TypeError), match=message) as error:
         run_experiment(experiment(), callbacks=[callback], show_progress=False)
     assert "\n" not in str(error.value)
+
+
+def test_of_two_best_rounds_only_one_could_be_kept():
+    """The second would replace the first without a word."""
+    both = [KeepBest("train", "loss"), StopEarly("train"), KeepBest("train", "accuracy")]
+    message = r"^callbacks must have at most one that keeps a round, .* got KeepBest\(.*\.$"
+    with pytest.raises(ValueError, match=message):
+        run_experiment(experiment(), callbacks=both, show_progress=False)

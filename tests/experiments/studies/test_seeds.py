@@ -95,6 +95,14 @@ def test_a_seed_may_have_its_public_training_from_a_cache():
     assert both.phases.keys() == {"public", "private"}
 
 
+def test_a_metric_that_only_one_record_has_is_left_out():
+    one, other = whole([0]), whole([1])
+    of_small = {"test": one.final["small"]["test"] | {"f_score": [0.5]}}
+    final = {**one.final, "small": of_small}
+    newer = most_seeds([one._replace(final=final), other])
+    assert newer == most_seeds([one, other]) and newer.seeds == [0, 1]
+
+
 def test_a_longer_run_goes_before_one_of_more_seeds():
     short = whole([0, 1, 2])._replace(last_round=1)
     assert most_seeds([short, whole([0])]) == most_seeds([whole([0]), short]) == whole([0])
