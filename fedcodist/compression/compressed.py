@@ -13,7 +13,12 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer
 from fedcodist.core.communication import tree_bytes
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.method import FederatedMethod, PersonalModel, fine_tuned_models
+from fedcodist.core.method import (
+    FederatedMethod,
+    PersonalModel,
+    after_sending_within,
+    fine_tuned_models,
+)
 from fedcodist.core.model import Variables
 from fedcodist.core.parts import joined
 
@@ -125,7 +130,7 @@ def compressed(
     """
     check_arguments(compressed, locals())
     _check(method, num_rounds, observe_gradient)
-    inner_gradient, after_sending = method.gradient, method.after_sending
+    inner_gradient = method.gradient
 
     def broadcast(server: CompressedServer) -> CompressedMessage:
         return CompressedMessage(method.broadcast(server.inner), server.sent, server.round)
@@ -194,10 +199,7 @@ def compressed(
         personal_models={name: _within(model) for name, model in method.personal_models.items()},
         num_rounds=num_rounds,
         gradient=None,  # use `observe_gradient` instead
-        after_sending=after_sending
-        and (
-            lambda state, extra, sent: state._replace(inner=after_sending(state.inner, extra, sent))
-        ),
+        after_sending=after_sending_within(method),
     )
 
 

@@ -60,7 +60,8 @@ class Data(NamedTuple):
       num_classes: the least number of outputs of networks of images, by the labels of all splits; None
         where `public`, `text` or `models` determine it.
       client_splits: name -> every client's own test examples: 'client_test', where
-        `data.client_test_share` is set, and 'unseen_clients', where `data.unseen_clients` is.
+        `data.client_test_share` is set, 'unseen_clients', where `data.unseen_clients` is, and those of a
+        loader.
       labels: split -> labels, before examples were taken away. Where `num_classes` is None, the classes
         are counted in them.
     """
@@ -145,9 +146,15 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
             "be among the public ones, from which they learn."
         )
     train, test = train_test_within_clients(train, share, seed)
-    client_splits = {"client_test": ClientSplit(test), **splits}
+    splits = {"client_test": ClientSplit(test), **splits}
+    if taken := sorted(splits.keys() & data.client_splits.keys()):
+        raise ValueError(
+            f"data.client_test_share must be None where data.name returns a client split {taken[0]!r}."
+        )
     return data._replace(
-        splits={**data.splits, "train": train}, client_splits=client_splits, text=text
+        splits={**data.splits, "train": train},
+        client_splits={**data.client_splits, **splits},
+        text=text,
     )
 
 

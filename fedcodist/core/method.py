@@ -129,6 +129,16 @@ class FederatedMethod(NamedTuple):
     server_message: Callable[[PyTree], PyTree] | None = None
 
 
+def after_sending_within(
+    method: FederatedMethod,
+) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
+    """`after_sending` for a method whose client state holds that of `method` in its field `inner`."""
+    inner = method.after_sending
+    if inner is None:
+        return None
+    return lambda state, extra, sent: state._replace(inner=inner(state.inner, extra, sent))
+
+
 class HostState(Protocol):
     """State in the host's memory, which checkpoints hold beside the algorithm's state."""
 

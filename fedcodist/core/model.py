@@ -162,16 +162,20 @@ def checked_model(
 
 
 def _number_of_classes(outputs: Any) -> int:
-    """The last axis of the logits. Raises TypeError that names what a network returns otherwise."""
+    """The last axis of the logits, 1 for a number per example.
+
+    Raises TypeError that names what a network returns otherwise.
+    """
     if isinstance(outputs, Mapping) and "logits" in outputs:
         outputs = outputs["logits"]
-    widths = [leaf.shape[-1] for leaf in jax.tree.leaves(outputs) if leaf.ndim]
-    if not widths:
+    leaves = [leaf for leaf in jax.tree.leaves(outputs) if leaf.ndim]
+    if not leaves:
         raise TypeError(
             "the network must return outputs with a leading batch axis, [batch, ...], got "
             f"{'None' if outputs is None else jax.tree.map(lambda leaf: leaf.dtype.name, outputs)}."
         )
-    return widths[0]
+    widths = [leaf.shape[-1] for leaf in leaves if leaf.ndim > 1]
+    return widths[0] if widths else 1
 
 
 def variable_shapes(model: Model) -> Variables:

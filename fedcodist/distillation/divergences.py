@@ -106,7 +106,7 @@ def own_divergence(name: str, function: Divergence) -> Divergence:
 
 def check_classes(logits: jax.Array) -> None:
     """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
-    if logits.shape[-1] < 2:
+    if logits.ndim < 2 or logits.shape[-1] < 2:
         raise ValueError(
             "models that teach must return logits [..., classes] of at least two classes, got "
             f"{list(logits.shape)}: give a network of one logit a second one."

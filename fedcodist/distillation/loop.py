@@ -128,7 +128,7 @@ def distillation_loop(
       step(carry, index) -> (carry, student's name -> loss).
     """
     for argument, given in (("students", students), ("teachers", teachers)):
-        if not given:
+        if settings.steps and not given:
             raise ValueError(f"{argument} must name at least one, got none.")
     chex.assert_shape(unlabelled.indices, (settings.steps, settings.batch_size))
     _check_mixed_column(models, settings)

@@ -11,6 +11,7 @@ from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_o
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, cross_entropy
+from fedcodist.core.network_inputs import Inputs, as_batch
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import call_part, check_part
 
@@ -24,7 +25,7 @@ def with_exits(
     module: "Exits",
     example: jax.Array,
     *,
-    inputs: str = "image",
+    inputs: Inputs = "image",
     loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, Statistic | SummedMetric] | None = None,
 ) -> Model:
@@ -36,7 +37,7 @@ def with_exits(
     Args:
       module: the network.
       example: inputs with a leading batch axis.
-      inputs: the column that the network reads.
+      inputs: the column that the network reads. With several columns, the first block gets a dictionary.
       loss: (logits [batch, classes], batch) -> losses [batch], of an exit's and of the mean logits.
       metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
@@ -72,7 +73,7 @@ def with_exits(
             block,
             model.init,
             model.apply,
-            {inputs: example},
+            as_batch(example, inputs),
         )
     return model
 

@@ -17,6 +17,7 @@ from fedcodist.core.layer_outputs import LayerOutputs, loss_of_logits, metrics_o
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import Batch, Model, cross_entropy
+from fedcodist.core.network_inputs import Inputs, as_batch
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import call_part, check_part
 
@@ -31,7 +32,7 @@ def headed(
     classes: int,
     width: int | None = None,
     *,
-    inputs: str = "image",
+    inputs: Inputs = "image",
     loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, Statistic | SummedMetric] | None = None,
 ) -> Model:
@@ -47,7 +48,7 @@ def headed(
       example: inputs with a leading batch axis.
       classes: outputs of the head.
       width: of the embedding; that of the backbone where not given.
-      inputs: the column that the network reads.
+      inputs: the column that the network reads. With several columns, the backbone gets a dictionary.
       loss: (logits [batch, classes], batch) -> losses [batch].
       metrics: name -> statistic or SummedMetric of logits and batch; by default accuracy.
 
@@ -72,7 +73,8 @@ def headed(
         loss=loss_of_logits(loss),
         metrics=metrics_of_logits(metrics),
     )
-    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, {inputs: example})
+    batch = as_batch(example, inputs)
+    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, batch)
     return model
 
 

@@ -13,6 +13,7 @@ from fedcodist.core.layer_outputs import loss_of_logits, metrics_of_logits, of_l
 from fedcodist.core.layers_in_training import check_part_trains
 from fedcodist.core.metrics import Statistic, accuracy
 from fedcodist.core.model import Batch, Model, Variables, cross_entropy
+from fedcodist.core.network_inputs import Inputs, as_batch
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import call_part, check_part
 
@@ -40,7 +41,7 @@ def multi_headed(
     heads: int = 0,
     projection: int | None = None,
     *,
-    inputs: str = "image",
+    inputs: Inputs = "image",
     loss: Callable[[jax.Array, Batch], jax.Array] = cross_entropy,
     metrics: Mapping[str, Statistic | SummedMetric] | None = None,
 ) -> Model:
@@ -59,7 +60,7 @@ def multi_headed(
       projection: width of a linear map of the embedding; its result replaces `embedding` in the outputs.
         Models with embeddings of different widths need it to compare them. Heads read the embedding
         itself.
-      inputs: the column that the network reads.
+      inputs: the column that the network reads. With several columns, the backbone gets a dictionary.
       loss: (logits [batch, classes], batch) -> losses [batch], of the main head.
       metrics: name -> statistic or SummedMetric of the main head's logits and the batch; by default
         accuracy.
@@ -78,7 +79,8 @@ def multi_headed(
         loss=loss_of_logits(loss, main_logits),
         metrics=metrics_of_logits(metrics, main_logits) | auxiliary_accuracies(heads),
     )
-    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, {inputs: example})
+    batch = as_batch(example, inputs)
+    check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, batch)
     return model
 
 

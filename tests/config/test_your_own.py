@@ -40,6 +40,7 @@ import fedcodist as fc, flax.linen as nn, haiku as hk, jax.numpy as jnp, numpy a
 from flax import nnx
 from fedcodist.config.registry import POOLS, Entry
 from fedcodist.config.data import Data
+from fedcodist.run.client_splits import ClientSplit
 
 def load(rows=12, wrong=None):
     if wrong == "raises": return {}["nothing"]
@@ -67,6 +68,11 @@ def whole(**settings):
     splits = load()
     splits.pop(settings.get("without"), None)
     return Data(splits, np.zeros((2, 4)), half, half, num_classes=7)
+
+def with_client_split(client_split="own_test"):
+    splits = load(24)
+    columns = np.zeros((2, 4)), of_a_batch, of_a_batch
+    return Data(splits, *columns, client_splits={client_split: ClientSplit(splits["test"])})
 
 def deal(labels, seed, parts): return np.array_split(np.arange(len(labels)), parts)
 def half(batch, key, positions): return {**batch, "image": batch["image"] / 2}
@@ -294,6 +300,15 @@ def test_what_single_methods_of_the_library_get_is_a_setting_of_ones_own_method(
     assert offered(fedcodist.fed_avg, {"model": lambda: 1}, of_the_library=("model",)) == {
         "model": 1
     }
+
+
+def test_client_splits_of_ones_own_stay_beside_the_clients_test_examples(own):
+    settings = ConfigDict(dict(name=f"{own}:with_client_split", client_test_share=0.25))
+    assert set(load_data(settings).client_splits) == {"own_test", "client_test"}
+    settings.client_split = "client_test"
+    message = r"^data\.client_test_share must be None where data\.name returns .* 'client_test'\.$"
+    with pytest.raises(ValueError, match=message):
+        load_data(settings)
 
 
 def test_data_of_ones_own_are_dealt_and_split_as_others_are(own):

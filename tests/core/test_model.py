@@ -664,6 +664,16 @@ def test_logits_among_other_outputs_tell_the_number_of_classes():
     assert from_haiku(network, EXAMPLE, loss=loss, metrics={}).num_classes == 3
 
 
+def test_a_number_per_example_is_one_class():
+    """Not as many as the batch of the example has examples, over which a softmax would be taken."""
+    number = lambda x: hk.Linear(1)(x)[:, 0]
+    model = from_haiku(number, EXAMPLE, loss=lambda outputs, batch: outputs**2, metrics={})
+    assert model.num_classes == 1
+    both = lambda x: {"number": number(x), "scores": hk.Linear(20)(x)}
+    loss = lambda outputs, batch: outputs["number"] ** 2
+    assert from_haiku(both, EXAMPLE, loss=loss, metrics={}).num_classes == 20
+
+
 def test_random_streams_of_other_names_follow_the_key():
     class Noisy(nn.Module):
         @nn.compact

@@ -14,6 +14,7 @@ from quick_compilation import QUICK
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import Examples
 from fedcodist.distillation.divergences import (
+    check_classes,
     jensen_shannon,
     kl_divergence,
     mean_squared_logits,
@@ -184,3 +185,10 @@ def test_ones_own_must_return_a_number_per_example():
         ValueError, match=r"one number per example, \[4\] for logits \[4, 3\], got \[\]"
     ):
         distilled(lambda logits, target: jnp.mean((logits - target) ** 2))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_numbers_per_example_teach_nothing(shape):
+    with pytest.raises(ValueError, match=r"must return logits \[\.\.\., classes\] of at least two"):
+        check_classes(jnp.zeros(shape))
+    check_classes(jnp.zeros((4, 2)))

@@ -9,6 +9,7 @@ from never_in_training import REFUSAL, NeverInTraining
 
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.models.digits import BatchNormMLP
+from fedcodist.models.exits import Exits, with_exits
 from fedcodist.models.fed_md import FedMDNetwork, FullyConnected
 from fedcodist.models.headed import (
     HEAD,
@@ -19,6 +20,7 @@ from fedcodist.models.headed import (
     split_head,
     with_head,
 )
+from fedcodist.models.multi_headed import multi_headed
 
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8, 8, 1)), jnp.float32)
 
@@ -75,6 +77,35 @@ def test_bad_sizes_are_named():
             headed(nn.Dense(8), jnp.zeros((1, 4)), **arguments)
     with pytest.raises(ValueError, match=r"backbone must return \[batch, width\]"):
         headed(nn.Conv(8, (3, 3)), IMAGES[:1], classes=3)
+
+
+class Both(nn.Module):
+    """Reads two columns, and has no parameter `train`."""
+
+    @nn.compact
+    def __call__(self, batch):
+        return nn.Dense(4)(jnp.concatenate([batch["image"], batch["age"]], axis=-1))
+
+
+EXAMPLE_OF_BOTH = {"image": jnp.zeros((1, 3)), "age": jnp.zeros((1, 1))}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inputs: headed(Both(), EXAMPLE_OF_BOTH, 3, inputs=inputs),
+        lambda inputs: multi_headed(Both(), EXAMPLE_OF_BOTH, 3, heads=1, inputs=inputs),
+        lambda inputs: with_exits(Exits([Both()], classes=3), EXAMPLE_OF_BOTH, inputs=inputs),
+    ],
+    ids=["headed", "multi_headed", "with_exits"],
+)
+def test_a_backbone_may_read_several_columns(make):
+    model = make(("image", "age"))
+    variables = model.init(jax.random.key(0))
+    batch = lambda age: {"image": jnp.ones((2, 3)), "age": age}
+    logits = lambda age: model.apply(variables, batch(age))[0].logits
+    assert set(model.inputs) == {"image", "age"}
+    assert not np.allclose(logits(jnp.zeros((2, 1))), logits(jnp.ones((2, 1))))
 
 
 def test_a_part_whose_dropout_would_never_be_on_is_refused():

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.method import FederatedMethod, PersonalModel, after_sending_within
 from fedcodist.core.model import Variables
 
 PyTree = Any
@@ -140,4 +140,5 @@ def with_first_state(
         },
         gradient=None if inner_gradient is None else gradient,
         fine_tune=None if inner_fine_tune is None else fine_tune,
+        after_sending=after_sending_within(method),
     )

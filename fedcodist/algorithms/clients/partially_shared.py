@@ -16,7 +16,7 @@ from fedcodist.core import keys
 from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.method import FederatedMethod, PersonalModel
+from fedcodist.core.method import FederatedMethod, PersonalModel, after_sending_within
 from fedcodist.core.model import Variables, variable_shapes
 from fedcodist.core.optimizer_factories import OptimizerFactory
 from fedcodist.core.parts import Chosen, choice_of, flags, joined, part, rest
@@ -186,6 +186,7 @@ def _sent_partly(
         reduce=method.reduce._replace(finalize=finalize),
         server_update=server_update,
         sends_models=False,  # the server does not know the private parts of clients' models
+        after_sending=after_sending_within(method),
         gradient=None if inner_gradient is None else gradient,
         fine_tune=fine_tune,
     )

@@ -231,6 +231,33 @@ def test_what_travels_is_compressed(downlink):
     assert [leaf.shape for leaf in memory] == [(4, 3)]  # of the body alone
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda method: partially_shared(method, private="head"),
+        lambda method: compressed(method, 3, quantisation(8)),
+        lambda method: compressed(partially_shared(method, "head"), 3, quantisation(8)),
+    ],
+    ids=["partially_shared", "compressed", "both"],
+)
+def test_a_method_hears_what_was_sent_in_place_of_its_extra(around):
+    """Such as a clipped one: its server and its clients' states must agree."""
+    method = averaging()._replace(
+        init_client_state=lambda: jnp.zeros(3),
+        after_sending=lambda client_state, extra, sent: client_state - extra + sent,
+    )
+    whole = around(method)
+    before = whole.init_client_state()
+    after = whole.after_sending(before, jnp.ones(3), jnp.full(3, 5.0))
+    changed = [
+        np.asarray(new - old)
+        for old, new in zip(*map(jax.tree.leaves, (before, after)), strict=True)
+        if not np.array_equal(old, new)
+    ]
+    np.testing.assert_array_equal(changed, [[4, 4, 4]])
+    assert around(averaging()).after_sending is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("codistillation", [periodic_codistillation, merged_codistillation])
 def test_pools_of_partly_shared_networks_teach_each_other(codistillation):
