@@ -316,7 +316,7 @@ def _of_class(outputs: jax.Array, batch: Batch, label: str, positive: int) -> tu
 
 
 def _check_class(outputs: jax.Array, positive: int) -> None:
-    if outputs.shape[-1] < 2:
+    if outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise WrongShape(
             f"outputs must have at least two classes, got {list(outputs.shape)}: see `of_one_logit`"
         )

@@ -90,11 +90,12 @@ def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
             f"loss cross_entropy needs logits [batch, classes], got {described(outputs)}: for a network "
             "that returns more than logits give loss= and metrics= that read them."
         )
-    if outputs.shape[-1] < 2:
+    if outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise WrongShape(
             "loss cross_entropy needs logits [batch, classes] of at least two classes, got "
             f"{list(outputs.shape)}: for one logit per example give a loss, such as "
-            "optax.sigmoid_binary_cross_entropy(outputs[:, 0], batch['label'])."
+            f"optax.sigmoid_binary_cross_entropy(outputs{'[:, 0]' if outputs.ndim > 1 else ''}, "
+            "batch['label'])."
         )
     labels = class_labels(batch["label"], outputs.shape[-1], outputs.ndim - 1)
     return optax.softmax_cross_entropy_with_integer_labels(in_float32(outputs), labels)

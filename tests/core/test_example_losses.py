@@ -227,6 +227,12 @@ def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=r"cross_entropy needs .* at least two classes"):
         from_flax_linen(nn.Dense(1), EXAMPLE)
+    with pytest.raises(
+        ValueError, match=r"needs .* at least two classes, got \[11\]: .*outputs, b"
+    ):
+        from_flax_linen(nn.Sequential([nn.Dense(1), lambda x: x[:, 0]]), EXAMPLE)
+    with pytest.raises(ValueError, match=r"must have at least two classes, got \[3\]"):
+        average_precision().sums(jnp.zeros(3), {"label": jnp.zeros(3, jnp.int32)})
     with pytest.raises(ValueError, match="at least two classes"):
         softened_target(jnp.zeros((3, 1)), 2.0)
     model = from_flax_linen(
