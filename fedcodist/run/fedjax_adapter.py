@@ -87,6 +87,8 @@ def as_fedjax(
             sizes=jnp.asarray(sizes),
             capacity=int(sizes.max()),
         )
+        # A loaded state has NumPy's arrays, which what a method draws under a transform cannot index.
+        server_state = jax.tree.map(jnp.asarray, server_state)
         message = method.broadcast(server_state)
         root = keys.derive(jax.random.key(seed), round)
 

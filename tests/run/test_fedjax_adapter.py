@@ -111,6 +111,18 @@ def test_apply_takes_other_rates_and_leaves_the_server_state_alone():
     jax.tree.map(np.testing.assert_array_equal, _initial_server(), before)
 
 
+def test_a_loaded_state_becomes_jax_arrays():
+    """A method may index its parameters with what it draws, which NumPy's arrays cannot do."""
+    seen = []
+    method = METHOD._replace(
+        broadcast=lambda server: seen.append(server) or METHOD.broadcast(server)
+    )
+    loaded = jax.tree.map(np.asarray, _initial_server())
+    as_fedjax(method, execution=Execution("eager")).apply(loaded, _named_clients()[2:])
+    leaves = [leaf for server in seen for leaf in jax.tree.leaves(server)]
+    assert leaves and all(isinstance(leaf, jax.Array) for leaf in leaves)
+
+
 def test_every_client_has_the_key_it_came_with():
     """With batches of one example the order matters, and the order comes from the key."""
     method = fed_avg(MODEL, LocalTraining(batch_size=1), optax.sgd, hyper=FedAvgHyper(0.5, 1.0))
