@@ -166,12 +166,19 @@ def _shapes_of(outputs: Any) -> str:
 
 @contextlib.contextmanager
 def _with_note(name: str) -> Iterator[None]:
-    """Adds the note "in NAME" to an error, for the message of `check_experiment`."""
+    """Names the loss or metric in its errors.
+
+    An error gets the note "in NAME", for the message of `check_experiment`. A WrongShape is one line
+    that begins with the name.
+    """
     try:
         yield
+    except WrongShape as error:
+        if not str(error).startswith(name):
+            error.args = (f"{name}: {error}",)
+        raise
     except Exception as error:
-        if not isinstance(error, WrongShape):  # its message has the name
-            error.add_note(f"in {name}")
+        error.add_note(f"in {name}")
         raise
 
 

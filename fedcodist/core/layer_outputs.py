@@ -12,7 +12,7 @@ from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
 from fedcodist.core.example_losses import described
 from fedcodist.core.from_linen import from_flax_linen
-from fedcodist.core.metrics import Statistic, accuracy
+from fedcodist.core.metrics import Statistic, accuracy, label_column, with_label_column
 from fedcodist.core.model import Batch, Model, Variables, in_float32
 from fedcodist.core.summed_metrics import SummedMetric
 
@@ -142,7 +142,8 @@ def of_logits(
 ) -> Callable[[Any, Any], Any]:
     """Makes a loss or statistic of logits accept `LayerOutputs` too; `logits` reads other outputs."""
     read = logits or logits_of
-    return lambda outputs, batch: function(read(outputs), batch)
+    of_outputs = lambda outputs, batch: function(read(outputs), batch)
+    return with_label_column(of_outputs, label_column(function))
 
 
 def pooled(hidden: jax.Array) -> jax.Array:

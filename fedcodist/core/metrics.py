@@ -38,7 +38,7 @@ def accuracy(label: str = "label") -> Statistic:
         correct = is_right.astype(jnp.float32)
         return correct, jnp.ones_like(correct)
 
-    return statistic
+    return with_label_column(statistic, label)
 
 
 @overload
@@ -70,7 +70,19 @@ def of_one_logit(statistic: Any, threshold: float = 0.0) -> Any:
         logit = outputs.reshape(outputs.shape[:1]) - threshold
         return statistic(jnp.stack([jnp.zeros_like(logit), logit], axis=-1), batch)
 
-    return of_two
+    return with_label_column(of_two, label_column(statistic))
+
+
+def label_column(statistic: Any) -> str | None:
+    """The column of labels that an accuracy of this module reads; None for other functions."""
+    return getattr(statistic, "label_column", None)
+
+
+def with_label_column(statistic: Statistic, column: str | None) -> Statistic:
+    """Notes the column of labels of an accuracy, for its values per label; None notes nothing."""
+    if column is not None:
+        vars(statistic)["label_column"] = column
+    return statistic
 
 
 def predicted_label(outputs: jax.Array) -> jax.Array:
@@ -148,7 +160,7 @@ def top_k(k: int, label: str = "label") -> Statistic:
         hit = is_among.astype(jnp.float32)
         return hit, jnp.ones_like(hit)
 
-    return statistic
+    return with_label_column(statistic, label)
 
 
 def macro_f_score(label: str = "label") -> SummedMetric:

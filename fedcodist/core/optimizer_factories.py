@@ -9,6 +9,12 @@ import optax
 
 PyTree = Any
 OptimizerFactory = Callable[[Any], optax.GradientTransformation]
+# Errors of JAX where code needs the value of a traced array.
+_UNKNOWN_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
@@ -27,6 +33,11 @@ def check_factory(name: str, factory: Any, learning_rate: PyTree = 0.1) -> None:
         raise TypeError(f"{promise}, got one that fails with it: {error}.") from error
     if not isinstance(made, optax.GradientTransformation):
         raise TypeError(f"{promise}, got one that returns {type(made).__name__}.")
+    if _needs_the_rates_value(factory, learning_rate):
+        raise TypeError(
+            f"{promise}, got one that uses the rate as a Python number, as `if rate > 0` does: the rate "
+            "is traced. Make a schedule of optax for rate 1, and multiply it by the rate."
+        )
     if _keeps_a_key(made):
         raise TypeError(
             f"{promise}, got one that keeps a random key, as optax.add_noise does: every training "
@@ -52,6 +63,23 @@ def lasting_state(name: str, factory: OptimizerFactory, params: PyTree) -> PyTre
             "the rate is given anew in every round."
         )
     return state
+
+
+def _needs_the_rates_value(factory: OptimizerFactory, learning_rate: PyTree) -> bool:
+    """Whether the factory, or the optimizer that it makes, cannot be traced with a traced rate."""
+
+    def step(rate: PyTree, w: jax.Array) -> Any:
+        made = factory(rate)
+        return made.update(w, made.init(w), w)
+
+    rate = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), learning_rate)
+    try:
+        jax.eval_shape(step, rate, jax.ShapeDtypeStruct((1,), jnp.float32))
+    except _UNKNOWN_VALUE:
+        return True
+    except Exception:  # it may be made for parameters of certain names
+        return False
+    return False
 
 
 def _keeps_a_key(optimizer: optax.GradientTransformation) -> bool:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedcodist.core.example_losses import described
+
 # (student logits, target probabilities) -> divergence per example
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -105,7 +107,14 @@ def own_divergence(name: str, function: Divergence) -> Divergence:
 
 
 def check_classes(logits: jax.Array) -> None:
-    """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing."""
+    """Raises ValueError for logits of a single class: its probability is 1, which teaches nothing.
+
+    Raises TypeError for outputs that are no array.
+    """
+    if not hasattr(logits, "ndim"):
+        raise TypeError(
+            f"models that teach must return logits [..., classes], got {described(logits)}."
+        )
     if logits.ndim < 2 or logits.shape[-1] < 2:
         raise ValueError(
             "models that teach must return logits [..., classes] of at least two classes, got "

@@ -15,6 +15,7 @@ from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.readout import Readout
+from fedcodist.distillation.divergences import check_classes
 from fedcodist.distillation.loop import Teacher
 
 PyTree = Any
@@ -199,6 +200,7 @@ def _sum(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.
             raise TypeError(
                 "an ensemble's models must return logits [batch, classes], got a Readout."
             )
+        check_classes(logits)
         return transform(logits)
 
     def weighted_sum(batch: Batch) -> jax.Array:

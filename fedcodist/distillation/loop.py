@@ -11,6 +11,7 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function
 from fedcodist.core.devices import sum_over_devices, this_device
+from fedcodist.core.example_losses import described
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import Examples
 from fedcodist.core.layer_outputs import logits_of
@@ -268,10 +269,10 @@ def _divergence_from(
 
 
 def _check_logits(name: str, logits: Any) -> None:
-    if jnp.ndim(logits) != 2:
+    if getattr(logits, "ndim", None) != 2:
         raise ValueError(
             f"the model of {name!r} must return logits [batch, classes] to distill, or a "
-            f"fedcodist.core.readout.Readout of several positions, got {jax.typeof(logits)}."
+            f"fedcodist.core.readout.Readout of several positions, got {described(logits)}."
         )
     check_classes(logits)
 

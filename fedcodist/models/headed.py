@@ -108,7 +108,7 @@ class Headed(nn.Module):
         return LayerOutputs(nn.Dense(self.classes, name=HEAD)(embedding), (embedding,))
 
 
-def embedding_of(outputs: LayerOutputs, argument: str = "groups") -> jax.Array:
+def embedding_of(outputs: LayerOutputs, argument: str = "groups or pools") -> jax.Array:
     """The head's input, [batch, width].
 
     Args:

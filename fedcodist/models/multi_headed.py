@@ -47,9 +47,9 @@ def multi_headed(
 ) -> Model:
     """A model with a main head and auxiliary heads; its loss is the main head's.
 
-    Its metrics are those of the main head, by default `accuracy`, and `accuracy_head_1` and so on of the
-    auxiliary heads. Initial values of backbone and main head do not depend on the number of auxiliary
-    heads.
+    Its metrics are those of the main head, by default `accuracy`. `accuracy_head_1` and so on are the
+    metric `accuracy` of the auxiliary heads. Initial values of backbone and main head do not depend on
+    the number of auxiliary heads.
 
     Args:
       backbone: module that returns embeddings [batch, width], such as `ResNet(blocks=3, classes=None)`;
@@ -63,7 +63,8 @@ def multi_headed(
       inputs: the column that the network reads. With several columns, the backbone gets a dictionary.
       loss: (logits [batch, classes], batch) -> losses [batch], of the main head.
       metrics: name -> statistic or SummedMetric of the main head's logits and the batch; by default
-        accuracy.
+        accuracy. Without an `accuracy` among them, that of the auxiliary heads reads the column
+        'label'.
 
     Raises:
       TypeError: `backbone` is no linen module, sizes that are no integers, `loss` is no function of
@@ -77,7 +78,7 @@ def multi_headed(
         example,
         inputs=inputs,
         loss=loss_of_logits(loss, main_logits),
-        metrics=metrics_of_logits(metrics, main_logits) | auxiliary_accuracies(heads),
+        metrics=metrics_of_logits(metrics, main_logits) | auxiliary_accuracies(heads, metrics),
     )
     batch = as_batch(example, inputs)
     check_part_trains("backbone", BACKBONE, backbone, model.init, model.apply, batch)
@@ -108,11 +109,20 @@ def main_logits(outputs: HeadedOutputs) -> jax.Array:
     return outputs.logits[:, 0]
 
 
-def auxiliary_accuracies(heads: int) -> dict[str, Statistic]:
-    """The accuracy of each auxiliary head."""
+def auxiliary_accuracies(
+    heads: int, metrics: Mapping[str, Statistic | SummedMetric] | None = None
+) -> dict[str, Statistic | SummedMetric]:
+    """The accuracy of each auxiliary head.
 
-    def of(head: int) -> Statistic:
-        return of_logits(accuracy(), lambda outputs: outputs.logits[:, head])
+    Args:
+      heads: number of auxiliary heads.
+      metrics: the main head's metrics of logits. Without an `accuracy` among them it is that of the
+        column 'label'.
+    """
+
+    def of(head: int) -> Statistic | SummedMetric:
+        of_main = {"accuracy": (metrics or {}).get("accuracy", accuracy())}
+        return metrics_of_logits(of_main, lambda outputs: outputs.logits[:, head])["accuracy"]
 
     return {accuracy_name(head): of(head) for head in range(1, heads + 1)}
 

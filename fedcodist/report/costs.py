@@ -100,6 +100,8 @@ def _flops(name: str, run: Run, examples: Mapping[str, float]) -> "Flops":
         return flops_of_run(config | {"rounds": rounds}, examples, steps)
     except Exception as error:  # the table is useful without FLOPs
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"their count looks up {reason}, which is not set in the config"
         print(f"note: {name}: FLOPs are left out: {reason}", file=sys.stderr)
         return Flops(dict.fromkeys(examples, math.nan), math.nan)
 

@@ -18,6 +18,7 @@ from fedcodist.core.labels import class_labels
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.core.used_arguments import used_arguments
 from fedcodist.data.federated_data import FederatedData
 
 PyTree = Any
@@ -75,10 +76,13 @@ def evaluate(
     batch_size = min(batch_size, -(-count // devices))
     steps = -(-count // (batch_size * devices))
 
-    def computed_at(index: jax.Array) -> _ComputedBatch:
+    def batch_at(index: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         _, indices, is_real = batches.places(index * devices + device, batch_size, count)
         batch = batches.read(split.columns, indices, preprocess, jax.random.key(0), indices)
-        batch, mask = batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
+        return batch | {_CLIENT: split.client[indices]}, is_real.astype(jnp.float32)
+
+    def computed_at(index: jax.Array) -> _ComputedBatch:
+        batch, mask = batch_at(index)
         outputs = predictor.predict(variables, batch)
         computed = {name: statistic(outputs, batch) for name, statistic in statistics.items()}
         return computed, batch, mask
@@ -88,10 +92,10 @@ def evaluate(
     metrics = _overall_metrics(statistics, summed_metrics, shapes_of_sums)
     clients = split.num_clients.shape[0]
     num_labels = max(model.num_classes, 2)  # a single logit has two labels
-    is_ours = lambda name: getattr(model.metrics[name], "__module__", None) == metrics_lib.__name__
-    has_labels = {
-        n: _has_labels(split.columns, model.num_classes, is_ours(n)) for n in model.metrics
-    }
+    batch_shapes = jax.eval_shape(batch_at, jnp.zeros((), jnp.int32))[0]
+    label_columns = _label_columns(
+        model, batch_shapes, functools.partial(predictor.predict, variables)
+    )
     client_of = lambda batch: batch[_CLIENT]
     for name in model.metrics:
         if name in summed_metrics:
@@ -100,10 +104,9 @@ def evaluate(
                     summed_metrics[name], shapes_of_sums[name], client_of, clients
                 )
             continue
-        # Only accuracies: precision among the examples of one label would lack false positives.
-        if has_labels[name] and name.startswith("accuracy"):
+        if name in label_columns:
             metrics[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                _computed(name), lambda batch: class_labels(batch["label"], num_labels), num_labels
+                _computed(name), _labels_in(label_columns[name], num_labels), num_labels
             )
         if clients > 1:
             metrics[f"{name}_per_client"] = metrics_lib.grouped_mean(
@@ -226,15 +229,62 @@ def _with_ones(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, jnp.ones_like(values)
 
 
-def _has_labels(columns: Mapping[str, Any], num_classes: int, is_ours: bool) -> bool:
+def _label_columns(
+    model: Model, batch: Mapping[str, Any], predict: Callable[[Any], Any]
+) -> dict[str, str]:
+    """The columns by whose labels accuracies are grouped: metric -> column.
+
+    The library's accuracies know their column. Another accuracy is grouped by `label` if it reads that
+    column and the network has several outputs. With one output, labels may be any numbers, such as ages.
+
+    Args:
+      model: the model whose metrics are grouped.
+      batch: shapes of a batch after preprocessing.
+      predict: batch -> outputs.
+    """
+    columns = {}
+    statistics = _statistics(model)
+    for name, metric in model.metrics.items():
+        # Only accuracies: precision among the examples of one label would lack false positives.
+        if not name.startswith("accuracy") or isinstance(metric, SummedMetric):
+            continue
+        column = metrics_lib.label_column(metric)
+        is_ours = column is not None
+        column = column or "label"
+        if not _has_labels(batch.get(column), model.num_classes, is_ours):
+            continue
+        if is_ours or (
+            model.num_classes > 1
+            and _reads(column, statistics[name], jax.eval_shape(predict, batch), batch)
+        ):
+            columns[name] = column
+    return columns
+
+
+def _has_labels(label: Any, num_classes: int, is_ours: bool) -> bool:
     """Whether every example has one label, in a form that `class_labels` accepts.
 
     Only the library's own accuracy refuses vectors that are not one-hot, such as several labels.
     """
-    label = columns.get("label")
     if label is None or label.ndim not in (1, 2):
         return False
     is_whole = label.dtype == bool or jnp.issubdtype(label.dtype, jnp.integer)
     if label.ndim == 1 or label.shape[1] == 1:
         return is_whole
     return is_ours and label.shape[1] == num_classes
+
+
+def _reads(
+    column: str, statistic: Callable[[Any, Any], Any], outputs: Any, batch: Mapping[str, Any]
+) -> bool:
+    """Whether a statistic depends on a column of the batch; outputs and batch are shapes."""
+    others = {name: values for name, values in batch.items() if name != column}
+
+    def computed(values: Any, outputs: Any, others: Mapping[str, Any]) -> Any:
+        return statistic(outputs, {**others, column: values})
+
+    return used_arguments(jax.make_jaxpr(computed)(batch[column], outputs, others))[0]
+
+
+def _labels_in(column: str, num_labels: int) -> Callable[[Any], jax.Array]:
+    return lambda batch: class_labels(batch[column], num_labels, name=column)

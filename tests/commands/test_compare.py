@@ -136,6 +136,13 @@ def test_shares_alone_are_in_per_cent(metric, share, tmp_path):
     assert (f"{metric} in %" in shown_table([found], "run", metric)[1]) == share
 
 
+def test_a_setting_that_a_count_of_flops_lacks_is_named(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "run")
+    monkeypatch.setattr("fedcodist.report.flops.flops_of_run", lambda *_: {}["open_size"])
+    read_run("run", tmp_path / "run")
+    assert "looks up 'open_size', which is not set in the config" in capsys.readouterr().err
+
+
 def test_flops_that_are_not_counted_are_a_dash(tmp_path, capsys):
     """A method of one's own: what was trained is worth its table."""
     write_run(tmp_path / "run")

@@ -107,6 +107,15 @@ def test_a_metric_of_another_shape_is_refused_when_the_model_is_made(case):
     assert "\n" not in str(error.value)
 
 
+def test_a_metric_that_refuses_the_outputs_is_named():
+    message = r"^metrics\['f'\]: outputs must be \[batch, classes\], got \[11, 2, 3\]"
+    loss = lambda outputs, batch: jnp.zeros(len(outputs))
+    with pytest.raises(ValueError, match=message):
+        from_flax_linen(
+            nn.Dense(3), jnp.zeros((1, 2, 4)), loss=loss, metrics={"f": macro_f_score()}
+        )
+
+
 def hand_made(loss, metrics=None):
     """A Model that was made without any checks."""
     model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=squares, metrics={})
@@ -235,6 +244,8 @@ def test_one_logit_has_no_accuracy_unless_it_is_asked_for():
         average_precision().sums(jnp.zeros(3), {"label": jnp.zeros(3, jnp.int32)})
     with pytest.raises(ValueError, match="at least two classes"):
         softened_target(jnp.zeros((3, 1)), 2.0)
+    with pytest.raises(TypeError, match=r"must return logits .*, got a tuple of 2\."):
+        softened_target((jnp.zeros((3, 2)), jnp.zeros(3)), 2.0)
     model = from_flax_linen(
         nn.Dense(1), EXAMPLE, loss=loss, metrics={"accuracy": of_one_logit(accuracy())}
     )

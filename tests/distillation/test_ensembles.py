@@ -177,8 +177,18 @@ def test_members_are_in_evaluation_mode():
     np.testing.assert_allclose(mean(BATCH), one_by_one, atol=1e-5)
 
 
-def test_models_of_text_have_no_logits_to_average():
-    readout = Readout(jnp.zeros((7, 2, 4)), jnp.zeros((4, 3)), jnp.zeros(3), jnp.ones((7, 2)))
-    text = MODEL._replace(apply=lambda variables, batch, **_: (readout, {}))
-    with pytest.raises(TypeError, match=r"must return logits \[batch, classes\], got a Readout"):
-        mean_logits(text, equal_weights(members()))(BATCH)
+@pytest.mark.parametrize(
+    ("outputs", "kind"),
+    [
+        (
+            Readout(jnp.zeros((7, 2, 4)), jnp.zeros((4, 3)), jnp.zeros(3), jnp.ones((7, 2))),
+            "Readout",
+        ),
+        ((jnp.zeros((7, 3)), jnp.zeros(7)), "tuple of 2"),
+    ],
+    ids=["readout", "tuple"],
+)
+def test_outputs_that_are_no_logits_are_not_averaged(outputs, kind):
+    model = MODEL._replace(apply=lambda variables, batch, **_: (outputs, {}))
+    with pytest.raises(TypeError, match=rf"must return logits \[.*classes\], got a {kind}"):
+        mean_logits(model, equal_weights(members()))(BATCH)

@@ -479,10 +479,19 @@ def test_the_loss_of_a_text_is_the_mean_over_positions_that_count():
     np.testing.assert_allclose(distilled.students["student"].params["w"], moved, rtol=1e-5)
 
 
-def test_logits_of_every_position_are_no_logits():
-    """They would be averaged wrongly, or fit by chance where their number is that of the examples."""
-    with pytest.raises(ValueError, match=r"'a' must return logits \[batch, classes\]") as raised:
-        _distilled_outputs(lambda variables, batch: jnp.zeros((BATCH, BATCH, 3)))
+@pytest.mark.parametrize(
+    ("outputs", "kind"),
+    [
+        # They would be averaged wrongly, or fit by chance where their number is that of the examples.
+        (jnp.zeros((BATCH, BATCH, 3)), r"float32\["),
+        ({"logits": jnp.zeros((BATCH, 3))}, "a dict of 1"),
+    ],
+    ids=["of_every_position", "dictionary"],
+)
+def test_outputs_that_are_no_logits_are_refused(outputs, kind):
+    message = rf"'a' must return logits \[batch, classes\].* got {kind}"
+    with pytest.raises(ValueError, match=message) as raised:
+        _distilled_outputs(lambda variables, batch: outputs)
     assert "\n" not in str(raised.value)
 
 

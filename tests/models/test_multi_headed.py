@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedcodist.core.from_linen import from_flax_linen
+from fedcodist.core.metrics import accuracy
 from fedcodist.core.trees import parameter_count
 from fedcodist.models import CNN, MLP, BatchNormMLP, FedMDNetwork, FullyConnected, ResNet
 from fedcodist.models.multi_headed import HeadedOutputs, multi_headed
@@ -164,3 +165,21 @@ def test_bad_numbers_are_one_clear_line(call, message):
 
 def test_outputs_lead_with_the_logits():
     assert HeadedOutputs._fields[0] == "logits"  # a Model reads its number of classes off them
+
+
+def test_auxiliary_heads_have_the_accuracy_of_the_main_head():
+    """Not one of column `label`, which there may not be."""
+    model = multi_headed(
+        nn.Dense(4),
+        jnp.zeros((1, 6)),
+        classes=3,
+        heads=1,
+        loss=lambda logits, batch: jnp.zeros(len(logits)),
+        metrics={"accuracy": accuracy("y")},
+    )
+    assert list(model.metrics) == ["accuracy", "accuracy_head_1"]
+    batch = {"image": BATCH["image"], "y": jnp.array([2, 1, 0, 2, 2])}
+    outputs, _ = model.apply(model.init(jax.random.key(0)), batch)
+    for head, metric in enumerate(model.metrics.values()):
+        right = outputs.logits[:, head].argmax(-1) == batch["y"]
+        np.testing.assert_array_equal(metric(outputs, batch)[0], right)

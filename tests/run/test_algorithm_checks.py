@@ -708,10 +708,10 @@ HEADED = headed(nn.Dense(4), jnp.zeros((1, 3)), 2)
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda: fed_proto(OWN_GROUPS, 2), "groups"),
-        (lambda: fed_gh(OWN_GROUPS, 2), "groups"),
-        (lambda: fed_l2g(OWN_GROUPS, 2), "groups"),
-        (lambda: fed_mrl(OWN_GROUPS, HEADED), "groups"),
+        (lambda: fed_proto(OWN_GROUPS, 2), "groups or pools"),
+        (lambda: fed_gh(OWN_GROUPS, 2), "groups or pools"),
+        (lambda: fed_l2g(OWN_GROUPS, 2), "groups or pools"),
+        (lambda: fed_mrl(OWN_GROUPS, HEADED), "groups or pools"),
         (lambda: fed_mrl({"own": PartyGroup(HEADED, np.arange(3))}, OWN_HEAD), "small"),
     ],
 )

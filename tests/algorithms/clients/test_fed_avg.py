@@ -316,6 +316,11 @@ def test_optimizers_must_be_functions_of_the_learning_rate():
         fed_avg(MODEL, server_optimizer=optax.sgd(0.1))
     with pytest.raises(TypeError, match=r"training\.optimizer must be a function"):
         fed_avg(MODEL, LocalTraining(optimizer=optax.adam(0.1)))
+    warmup = lambda rate: optax.warmup_cosine_decay_schedule(0.0, rate, 2, 8)
+    with pytest.raises(TypeError, match=r"^training\.optimizer must be .*: the rate is traced"):
+        fed_avg(MODEL, LocalTraining(optimizer=lambda rate: optax.sgd(warmup(rate))))
+    scaled = lambda rate: optax.sgd(lambda step: rate * warmup(1.0)(step))
+    fed_avg(MODEL, LocalTraining(optimizer=scaled))
 
 
 def test_a_server_optimizer_may_not_keep_its_learning_rate():
