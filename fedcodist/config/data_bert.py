@@ -12,6 +12,7 @@ from fedcodist.config.config_errors import named
 from fedcodist.config.data_prepared import check_columns, prepared_folder
 from fedcodist.core import metrics
 from fedcodist.core.batches import Preprocess
+from fedcodist.core.checks import shown
 from fedcodist.core.layer_outputs import metrics_of_logits
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
@@ -152,6 +153,7 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
         raise ValueError(f"data.positive_copies must be 1 for news, got {copies}.")
     if is_news:
         titles = np.array(prepared["news"].columns["tokens"])
+        _check_titles(settings.folder, titles, vocabulary.num_examples)
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
         return EncodedData(splits, *preprocess, _networks(news_recommender, vocabulary, settings))
     with named(f"data.folder {settings.folder}: "):
@@ -166,6 +168,21 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     networks = networks._replace(models={**networks.models, **small})
     unchanged = lambda batch, key, positions: batch
     return EncodedData(splits, unchanged, unchanged, networks)
+
+
+def _check_titles(folder: str, titles: np.ndarray, vocabulary: int) -> None:
+    """Raises ValueError unless titles are of the vocabulary's word pieces, and the first is padding."""
+    name = f"data.folder {folder} must have"
+    if titles.size and not 0 <= titles.min() <= titles.max() < vocabulary:
+        raise ValueError(
+            f"{name} word pieces 0..{vocabulary - 1}, its vocabulary, in column 'tokens' of split "
+            f"'news', got {titles.min()} to {titles.max()}."
+        )
+    if not len(titles) or titles[0].any():
+        raise ValueError(
+            f"{name} only zeros, padding, in the first row of column 'tokens' of split 'news', which "
+            f"stands for no article, got {shown(titles[:1].tolist(), 40)}."
+        )
 
 
 def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> FederatedData:

@@ -258,6 +258,14 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
     [
         ("pools.main.model", "digits_small", r"pools\.main\.model must be one of .*'bert_tiny_1'"),
         ("training.fed_kd.teacher", "bert", r"training\.fed_kd\.teacher must be one of .*'bert_b"),
+        *(
+            (
+                f"training.fed_kd.{layers}",
+                ("layer0",),
+                rf"^training\.fed_kd\.{layers} must be left out: .*, got \('layer0',\)\.$",
+            )
+            for layers in ("teacher_layers", "student_layers")
+        ),
         ("data.num_clients", 0, r"data\.num_clients must be at least 1, got 0"),
         ("data.num_clients", 145, r"data\.num_clients must be an integer in 1\.\.144, .*got 145"),
         (
@@ -279,7 +287,8 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
 )
 def test_mistakes_are_one_line(sentences, setting, value, message):
     config = config_of(sentences)
-    config.update_from_flattened_dict({setting: value})
+    with config.unlocked():
+        config.update_from_flattened_dict({setting: value})
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
@@ -429,16 +438,40 @@ def test_folders_of_other_data_are_one_line(sentences):
         load_data(config_of(sentences, name="prepared_news").data)
 
 
-def test_sentences_without_labels_are_named(sentences, monkeypatch):
+def change(monkeypatch, split, changed):
+    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
     whole = data_bert.prepared_folder
 
-    def without(*arguments):
+    def other(*arguments):
         splits = whole(*arguments)
-        columns = {"tokens": splits["test"].columns["tokens"]}
-        offsets = [0, splits["test"].num_examples]
-        return splits | {"test": FederatedData.from_arrays(columns, offsets=offsets)}
+        columns = changed(splits[split].columns)
+        return splits | {split: FederatedData.of_one_client(columns)}
 
-    monkeypatch.setattr(data_bert, "prepared_folder", without)
+    monkeypatch.setattr(data_bert, "prepared_folder", other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda titles: titles + 40 * (titles > 0), r"word pieces 0\.\.\d+, .* got 0 to \d+\.$"),
+        (lambda titles: titles - (titles > 0) * 9, r"word pieces 0\.\.\d+, .* got -\d to \d+\.$"),
+        (lambda titles: titles[1:], r"only zeros, padding, in the first row .*, got \[\[\d.*\.$"),
+    ],
+    ids=["too large", "below 0", "no padding"],
+)
+def test_titles_that_are_none_are_named(news, monkeypatch, changed, message):
+    """The embedding of a number that is no word piece is that of another one."""
+    change(
+        monkeypatch,
+        "news",
+        lambda columns: {"tokens": changed(np.asarray(columns["tokens"], np.int32))},
+    )
+    with pytest.raises(ValueError, match=rf"^data\.folder .* must have {message}"):
+        load_data(config_of(news, name="prepared_news").data)
+
+
+def test_sentences_without_labels_are_named(sentences, monkeypatch):
+    change(monkeypatch, "test", lambda columns: {"tokens": columns["tokens"]})
     message = r"^data\.folder .* must have a column 'label' in split 'test', got \['tokens'\]\.$"
     with pytest.raises(ValueError, match=message):
         load_data(config_of(sentences).data)

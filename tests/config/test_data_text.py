@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,13 +19,14 @@ from fedcodist.config.experiment import _around_codistillations, build_experimen
 from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.data import save_prepared, text_splits
 from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.report import tables_domains
+from fedcodist.report import tables_domains, work
 from fedcodist.report.entries import read_run
 from fedcodist.report.flops import flops_of_run
 from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.experiment import run_experiment
 from fedcodist.run.export import save_model
 from fedcodist.text import lstm
+from fedcodist.text.next_token import language_model
 from tests.end_to_end.conftest import clean_environment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -221,6 +223,42 @@ def test_a_run_costs_what_its_tokens_do(folder):
     sampled = flops_of_run(config.to_dict(), examples)
     expected = 3 * (body["small"] + 6 * logits["small"]) * mean["clients"] * examples["small"]
     assert sampled.clients["small"] == pytest.approx(expected) and sampled.server == found.server
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_a_network_of_ones_own_costs_as_much_as_the_same_one_by_name(folder, monkeypatch, samples):
+    config = config_of(folder)
+    config.training.samples = samples
+    data = load_data(config.data)
+    size = data.text.vocabulary.size
+    create = lambda *widths: language_model(
+        lstm.LSTMLanguageModel(size, *widths, 1), size, samples=samples
+    )
+    model = create(4, 3)
+    logits = lambda *arguments, **more: (model.apply(*arguments, **more)[0].features, {})
+    own = SimpleNamespace(
+        small=lambda: model,
+        large=lambda: create(6, 5),
+        logits=lambda: model._replace(apply=logits),
+    )
+    monkeypatch.setitem(sys.modules, "own_networks", own)
+    by_name = flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
+    for pool in config.pools:
+        config.pools[pool].model = f"own_networks:{pool}"
+    found = flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
+    assert found.clients == pytest.approx(by_name.clients)
+    assert found.server == pytest.approx(by_name.server)
+    # Of data of one's own the positions that are padding are not known.
+    each, padded = (
+        work._forward_of_model(model, some) for some in (data, data._replace(text=None))
+    )
+    assert padded / 20 == pytest.approx(each / data.text.expected_length)
+    config.pools.small.model = "own_networks:logits"
+    message = (
+        r"^pools\.small\.model 'own_networks:logits': .* must be a .*Readout .*, got float32\[.*\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
 
 
 def test_the_mixed_set_is_its_two_parts(folder):
