@@ -18,7 +18,7 @@ from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import iid
+from fedcodist.data.partition import iid, whole_labels
 from fedcodist.models.submodels import Units
 from fedcodist.text.bert import TABLES, Encoder, bert_base, bert_mini
 from fedcodist.text.bert_weights import (
@@ -152,6 +152,7 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if is_news and copies > 1:
         raise ValueError(f"data.positive_copies must be 1 for news, got {copies}.")
     if is_news:
+        check_columns("data.folder", settings.folder, {"news": prepared["news"]}, ("tokens",))
         titles = np.array(prepared["news"].columns["tokens"])
         _check_titles(settings.folder, titles, vocabulary.num_examples)
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
@@ -187,8 +188,9 @@ def _check_titles(folder: str, titles: np.ndarray, vocabulary: int) -> None:
 
 def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> FederatedData:
     """The parts as clients, with each positive sentence several times."""
-    is_positive = np.asarray(train.columns["label"]) == 1
-    parts = [np.repeat(part, np.where(is_positive[part], copies, 1)) for part in parts]
+    if copies > 1:
+        is_positive = whole_labels(train.columns["label"]) == 1
+        parts = [np.repeat(part, np.where(is_positive[part], copies, 1)) for part in parts]
     rows, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
     columns = {name: np.asarray(column)[rows] for name, column in train.columns.items()}
     return FederatedData.from_arrays(columns, offsets=[0, *ends])

@@ -99,6 +99,25 @@ def test_positive_sentences_are_shown_several_times_to_the_client_that_has_them(
     assert any(row[-1] for row in once[0])
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize(
+    "changed",
+    [lambda label: label[:, None], lambda label: np.eye(2)[label]],
+    ids=["[n, 1]", "one-hot"],
+)
+def test_labels_of_another_form_are_dealt_as_whole_numbers_are(
+    sentences, monkeypatch, changed, copies
+):
+    config = config_of(sentences)
+    config.data.positive_copies = copies
+    whole = load_data(config.data).splits["train"]
+    change(monkeypatch, "train", lambda columns: {**columns, "label": changed(columns["label"])})
+    found = load_data(config.data).splits["train"]
+    np.testing.assert_array_equal(found.client_sizes, whole.client_sizes)
+    np.testing.assert_array_equal(found.columns["tokens"], whole.columns["tokens"])
+    np.testing.assert_array_equal(found.columns["label"], changed(whole.columns["label"]))
+
+
 def test_only_sentences_of_two_classes_are_shown_several_times(sentences, news, monkeypatch):
     config = config_of(news, name="prepared_news")
     config.data.positive_copies = 2
@@ -470,11 +489,27 @@ def test_titles_that_are_none_are_named(news, monkeypatch, changed, message):
         load_data(config_of(news, name="prepared_news").data)
 
 
-def test_sentences_without_labels_are_named(sentences, monkeypatch):
-    change(monkeypatch, "test", lambda columns: {"tokens": columns["tokens"]})
-    message = r"^data\.folder .* must have a column 'label' in split 'test', got \['tokens'\]\.$"
+@pytest.mark.parametrize(
+    ("name", "split", "column"),
+    [("prepared_sentences", "test", "label"), ("prepared_news", "news", "tokens")],
+)
+def test_columns_that_are_missing_are_named(request, monkeypatch, name, split, column):
+    folder = request.getfixturevalue(name.removeprefix("prepared_"))
+    renamed = lambda columns: {"other" if k == column else k: v for k, v in columns.items()}
+    change(monkeypatch, split, renamed)
+    message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \[.*'other'"
     with pytest.raises(ValueError, match=message):
-        load_data(config_of(sentences).data)
+        load_data(config_of(folder, name=name).data)
+
+
+def test_clicks_are_not_taken_for_tests_of_clients(news):
+    config = config_of(news, name="prepared_news")
+    with config.unlocked():
+        config.data.client_test_share = 0.25
+    with pytest.raises(
+        ValueError, match=r"^data\.client_test_share must be None with .*_news', .*\.$"
+    ):
+        load_data(config.data)
 
 
 def test_every_encoder_is_a_network_of_both_data():

@@ -12,12 +12,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config import data_text
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.data_text import TEXT
 from fedcodist.config.experiment import _around_codistillations, build_experiment
 from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.data import save_prepared, text_splits
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.vocabulary import EOS, PAD
 from fedcodist.report import tables_domains, work
 from fedcodist.report.entries import read_run
@@ -60,8 +62,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def tiny_networks(monkeypatch):
-    from fedcodist.config import data_text
-
     monkeypatch.setitem(
         data_text.TEXT_MODELS, "lstm_small", lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
     )
@@ -266,6 +266,88 @@ def test_the_mixed_set_is_its_two_parts(folder):
     for name in ("test", "held_out"):
         parts = [splits[f"{name}_{domain}"].num_examples for domain in DOMAINS]
         assert sum(parts) == splits[name].num_examples
+
+
+def change(monkeypatch, split, changed):
+    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
+    whole = data_text.prepared_folder
+
+    def other(*arguments):
+        splits = whole(*arguments)
+        columns = changed(splits[split].columns)
+        return splits | {split: FederatedData.of_one_client(columns)}
+
+    monkeypatch.setattr(data_text, "prepared_folder", other)
+
+
+@pytest.mark.parametrize(
+    ("split", "column"),
+    [("train", "tokens"), ("distillation", "tokens"), ("train", "domain"), ("held_out", "domain")],
+)
+def test_columns_that_are_missing_are_named(folder, monkeypatch, split, column):
+    change(monkeypatch, split, lambda columns: {k: v for k, v in columns.items() if k != column})
+    message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \['.*'\]\.$"
+    with pytest.raises(ValueError, match=message):
+        load_data(config_of(folder).data)
+
+
+def test_unlabelled_text_without_tokens_is_named(folder, monkeypatch):
+    config = config_of(folder)
+    config.data.unlabelled_folder = str(folder)
+    whole = data_text.prepared_folder
+
+    def other(setting, path):
+        splits = whole(setting, path)
+        if setting == "data.folder":
+            return splits
+        columns = {"domain": splits["distillation"].columns["domain"]}
+        return splits | {"distillation": FederatedData.of_one_client(columns)}
+
+    monkeypatch.setattr(data_text, "prepared_folder", other)
+    message = (
+        r"^data\.unlabelled_folder .* must have a column 'tokens' in split 'distillation', got"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_data(config.data)
+
+
+def test_a_domain_without_examples_is_missing_only_where_it_is_read(folder, monkeypatch):
+    config = config_of(folder)
+    only_prose = lambda columns: {
+        k: v[np.array(columns["domain"]) == 0] for k, v in columns.items()
+    }
+    change(monkeypatch, "test", only_prose)
+    splits = load_data(config.data).splits
+    assert "test_code" not in splits
+    assert splits["test_prose"].num_examples == splits["test"].num_examples > 0
+    config.evaluation.final_splits = ("test", "test_code")
+    message = r"^evaluation\.final_splits must be one of .*'test_prose'.*, got 'test_code'\.?$"
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+    change(monkeypatch, "train", only_prose)
+    with pytest.raises(ValueError, match=r"^data\.domains: .* users of domain 'code' .* but 0 "):
+        load_data(config.data)
+
+
+def test_networks_of_ones_own_are_models_of_the_vocabularys_size(folder, monkeypatch):
+    module = lambda num_classes: lstm.LSTMLanguageModel(num_classes, 4, 3, 1)
+    own = SimpleNamespace(
+        model=lambda num_classes: language_model(module(num_classes), num_classes),
+        module=module,
+        nnx=lambda num_classes, rngs: None,
+    )
+    monkeypatch.setitem(sys.modules, "own_networks", own)
+    config = config_of(folder, "fed_avg")
+    config.pools.small.model = "own_networks:model"
+    size = load_data(config.data).text.vocabulary.size
+    assert build_experiment(config).algorithm.predictors["small"].model.num_classes == size
+    for name, got in (("module", "LSTMLanguageModel"), ("nnx", "a function of rngs, .* module")):
+        config.pools.small.model = f"own_networks:{name}"
+        message = (
+            rf"^pools\.small\.model .*: for prepared text .*language_model makes, got {got}\.$"
+        )
+        with pytest.raises(ValueError, match=message):
+            build_experiment(config)
 
 
 def test_every_codistillation_is_evaluated_in_both_domains():
