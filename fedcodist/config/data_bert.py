@@ -116,9 +116,9 @@ class EncodedData(NamedTuple):
 def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
-    There are `data.num_clients` clients of equal size. Sentences are dealt one by one; a reader of news
-    is dealt with all of their clicks. With `data.positive_copies` a client has each of its sentences of
-    label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
+    There are `data.num_clients` clients. They have equally many sentences, or equally many readers of
+    news, each with all of their clicks. With `data.positive_copies` a client has each of its sentences
+    of label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
     `pretrain_encoder`, or of BERT's weights: networks start from its embeddings and from as many of its
     first layers as they have. A file that says that it is of other word pieces than the folder's is
     refused. With `data.frozen_tables` the embedding tables keep the file's values and are not

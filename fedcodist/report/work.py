@@ -135,7 +135,7 @@ class Work:
 
     @functools.cached_property
     def unlabelled_size(self) -> float:
-        """The cost of an unlabelled example relative to a client's example; sentences cost by tokens."""
+        """The cost of an unlabelled example relative to a client's example; text costs by tokens."""
         if self.config.get("data", {}).get("name") != TEXT:
             return 1.0
         assert self.data.text is not None
