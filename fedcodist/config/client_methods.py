@@ -148,7 +148,12 @@ def _fed_kd_network(clients: Clients, setting: str, name: str, layers: str) -> M
     model = model_of(
         clients.config, clients.data, setting, name
     )  # made for images too, so that a message about the network names the setting
-    if clients.data.models is not None:  # the data's networks output all of their layers
+    if clients.data.models is not None:
+        if (given := clients.config.training.fed_kd.get(layers)) is not None:
+            raise ValueError(
+                f"training.fed_kd.{layers} must be left out: these networks output all of their layers, "
+                f"got {given!r}."
+            )
         return as_executed(clients.config, model)
     layers_to_align = clients.config.training.fed_kd[layers]
     return _with_layers(clients, setting, name, f"training.fed_kd.{layers}", layers_to_align)

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.config.classes import labels_of
 from fedcodist.config.config_errors import named
-from fedcodist.config.data_bert import ENCODED, Submodel, load_encoded
+from fedcodist.config.data_bert import ENCODED, NEWS, Submodel, load_encoded
 from fedcodist.config.data_graph import PRIMARY, load_primary
 from fedcodist.config.data_images import (
     DIGITS_SCALE,
@@ -133,6 +133,11 @@ def _with_client_splits(data: Data, settings: ConfigDict) -> Data:
         raise ValueError(
             "data.positive_copies must be 1 with data.client_test_share: copies of a sentence would be "
             "in training and in test."
+        )
+    if settings.name == NEWS:
+        raise ValueError(
+            f"data.client_test_share must be None with data.name={NEWS!r}, whose clicks have no "
+            "impression to rank."
         )
     if settings.name == "cifar_public_private" and _share_images(settings):
         raise ValueError(

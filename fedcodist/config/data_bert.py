@@ -12,12 +12,13 @@ from fedcodist.config.config_errors import named
 from fedcodist.config.data_prepared import check_columns, prepared_folder
 from fedcodist.core import metrics
 from fedcodist.core.batches import Preprocess
+from fedcodist.core.checks import shown
 from fedcodist.core.layer_outputs import metrics_of_logits
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.client_pools import merge_clients
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.data.partition import iid
+from fedcodist.data.partition import iid, whole_labels
 from fedcodist.models.submodels import Units
 from fedcodist.text.bert import TABLES, Encoder, bert_base, bert_mini
 from fedcodist.text.bert_weights import (
@@ -115,9 +116,9 @@ class EncodedData(NamedTuple):
 def load_encoded(settings: ConfigDict) -> EncodedData:
     """Loads a prepared folder: sentences and their labels, or impressions of news.
 
-    There are `data.num_clients` clients of equal size. Sentences are dealt one by one; a reader of news
-    is dealt with all of their clicks. With `data.positive_copies` a client has each of its sentences of
-    label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
+    There are `data.num_clients` clients. They have equally many sentences, or equally many readers of
+    news, each with all of their clicks. With `data.positive_copies` a client has each of its sentences
+    of label 1 so many times; sizes are equal without the copies. `data.encoder` names a file of
     `pretrain_encoder`, or of BERT's weights: networks start from its embeddings and from as many of its
     first layers as they have. A file that says that it is of other word pieces than the folder's is
     refused. With `data.frozen_tables` the embedding tables keep the file's values and are not
@@ -151,7 +152,9 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     if is_news and copies > 1:
         raise ValueError(f"data.positive_copies must be 1 for news, got {copies}.")
     if is_news:
+        check_columns("data.folder", settings.folder, {"news": prepared["news"]}, ("tokens",))
         titles = np.array(prepared["news"].columns["tokens"])
+        _check_titles(settings.folder, titles, vocabulary.num_examples)
         preprocess = sampled_candidates(titles, NEGATIVES), all_candidates(titles)
         return EncodedData(splits, *preprocess, _networks(news_recommender, vocabulary, settings))
     with named(f"data.folder {settings.folder}: "):
@@ -168,10 +171,26 @@ def load_encoded(settings: ConfigDict) -> EncodedData:
     return EncodedData(splits, unchanged, unchanged, networks)
 
 
+def _check_titles(folder: str, titles: np.ndarray, vocabulary: int) -> None:
+    """Raises ValueError unless titles are of the vocabulary's word pieces, and the first is padding."""
+    name = f"data.folder {folder} must have"
+    if titles.size and not 0 <= titles.min() <= titles.max() < vocabulary:
+        raise ValueError(
+            f"{name} word pieces 0..{vocabulary - 1}, its vocabulary, in column 'tokens' of split "
+            f"'news', got {titles.min()} to {titles.max()}."
+        )
+    if not len(titles) or titles[0].any():
+        raise ValueError(
+            f"{name} only zeros, padding, in the first row of column 'tokens' of split 'news', which "
+            f"stands for no article, got {shown(titles[:1].tolist(), 40)}."
+        )
+
+
 def _dealt(train: FederatedData, parts: list[np.ndarray], copies: int) -> FederatedData:
     """The parts as clients, with each positive sentence several times."""
-    is_positive = np.asarray(train.columns["label"]) == 1
-    parts = [np.repeat(part, np.where(is_positive[part], copies, 1)) for part in parts]
+    if copies > 1:
+        is_positive = whole_labels(train.columns["label"]) == 1
+        parts = [np.repeat(part, np.where(is_positive[part], copies, 1)) for part in parts]
     rows, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
     columns = {name: np.asarray(column)[rows] for name, column in train.columns.items()}
     return FederatedData.from_arrays(columns, offsets=[0, *ends])

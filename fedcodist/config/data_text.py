@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedcodist.config.config_errors import named
-from fedcodist.config.data_prepared import prepared_folder
+from fedcodist.config.data_prepared import check_columns, prepared_folder
 from fedcodist.core.model import Model
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import manifest
@@ -46,8 +46,8 @@ class TextData(NamedTuple):
     """A prepared text.
 
     Attributes:
-      splits: 'train', 'held_out' and 'test', and the last two also for each domain, as
-        `<split>_<domain>`.
+      splits: 'train', 'held_out' and 'test', and the last two also for each domain of which they have
+        examples, as `<split>_<domain>`.
       unlabelled: the server's tokens [sentences, tokens].
       text: its vocabulary and domains.
     """
@@ -71,6 +71,13 @@ def load_text(settings: ConfigDict) -> TextData:
     if missing := {*SPLITS, "vocabulary"} - set(prepared):
         raise ValueError(f"data.folder {settings.folder} has no split {min(missing)!r} of text.")
     domains = tuple(manifest(settings.folder)["arguments"].get("domains", ()))
+    check_columns(
+        "data.folder", settings.folder, {name: prepared[name] for name in SPLITS}, ("tokens",)
+    )
+    read_by_domain = {name: prepared[name] for name in ("held_out", "test") if domains}
+    if settings.get("domains") is not None:
+        read_by_domain["train"] = prepared["train"]
+    check_columns("data.folder", settings.folder, read_by_domain, ("domain",))
     clients, pools = prepared["train"], None
     if settings.get("domains") is not None:
         shares = settings.domains.to_dict()
@@ -82,6 +89,7 @@ def load_text(settings: ConfigDict) -> TextData:
         splits |= {
             f"{name}_{domain}": of_domain(prepared[name], index)
             for index, domain in enumerate(domains)
+            if np.any(prepared[name].columns["domain"] == index)
         }
     # Padding is 0. `tokens != 0` would be an array as large as the tokens of all users.
     expected_length = np.count_nonzero(clients.columns["tokens"][:, 1:])
@@ -99,6 +107,12 @@ def _unlabelled(settings: ConfigDict, vocabulary: Vocabulary) -> FederatedData:
             f"data.unlabelled_folder {settings.unlabelled_folder} must have a split 'distillation' in "
             f"the vocabulary of data.folder {settings.folder}."
         )
+    check_columns(
+        "data.unlabelled_folder",
+        settings.unlabelled_folder,
+        {"distillation": other["distillation"]},
+        ("tokens",),
+    )
     return other["distillation"]
 
 

@@ -2,12 +2,14 @@
 
 The reference is to a function, or a network's class, which is called by the names of its parameters:
 
-- `num_classes`, or one parameter of any name without a default: the data's number of classes;
+- `num_classes`, or one parameter of any name without a default: the data's number of classes, of
+  prepared text the size of its vocabulary;
 - `rngs`: it then makes a Flax NNX module, `def network(num_classes, rngs): ...`.
 
 It returns a Flax linen module, a Flax NNX module, a function that Haiku can transform, or a Model if the
-loss, inputs or metrics are not those of an image classifier. All but a Model read the column `image`
-after `data.preprocess`, are initialised with an example of it, and return logits.
+loss, inputs or metrics are not those of an image classifier. For prepared text it must return a Model,
+such as `language_model` makes. All but a Model read the column `image` after `data.preprocess`, are
+initialised with an example of it, and return logits.
 """
 
 import inspect
@@ -29,6 +31,10 @@ from fedcodist.core.from_nnx import from_flax_nnx
 from fedcodist.core.model import Model
 
 _ALLOWED = "a fedcodist.Model, a Flax linen or NNX module, or a Haiku function"
+_OF_TEXT = (
+    "for prepared text it must return a fedcodist.Model, such as "
+    "fedcodist.text.next_token.language_model makes"
+)
 
 
 def referenced_model(setting: str, reference: str, data: Data) -> Model:
@@ -44,6 +50,10 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
     arguments = _arguments(setting, reference, function, data)
     prefix = f"{setting} {reference!r}: "
     if "rngs" in _parameters(function):
+        if data.text is not None:
+            raise ValueError(
+                f"{prefix}{_OF_TEXT}, got a function of rngs, which makes an NNX module."
+            )
         create = lambda rngs: called(setting, reference, function, **arguments, rngs=rngs)
         made = nnx.eval_shape(lambda: create(nnx.Rngs(0)))
         if not isinstance(made, nnx.Module):
@@ -56,6 +66,8 @@ def referenced_model(setting: str, reference: str, data: Data) -> Model:
     network = called(setting, reference, function, **arguments)
     if isinstance(network, Model):
         return network
+    if data.text is not None:
+        raise ValueError(f"{prefix}{_OF_TEXT}, got {type(network).__name__}.")
     if isinstance(network, nnx.Module):
         raise ValueError(
             f"{prefix}a function that returns a Flax NNX module must have a parameter rngs."
@@ -136,7 +148,10 @@ def classes_of(data: Data) -> int:
 
 
 def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[str, int]:
-    """{the parameter that is the number of classes: that number}, where there is one."""
+    """{the parameter that is the number of classes: that number}, where there is one.
+
+    The classes of prepared text are its tokens.
+    """
     parameters = _parameters(function)
     needed = [
         name
@@ -150,6 +165,8 @@ def _arguments(setting: str, reference: str, function: Any, data: Data) -> dict[
             f"{setting} {reference!r} must be a function of nothing, or of num_classes and rngs, "
             f"got one of {', '.join(needed)}."
         )
+    if data.text is not None:
+        return dict.fromkeys(needed, data.text.vocabulary.size)
     return {name: classes_of(data) for name in needed}
 
 

@@ -111,6 +111,8 @@ def of_domain(data: FederatedData, domain: int) -> FederatedData:
       ValueError: no client has examples of the domain.
     """
     is_own, sizes = _of_domain(data, domain)
+    if not sizes.any():
+        raise ValueError(f"no example is of domain {domain}")
     columns = {name: column[is_own] for name, column in data.columns.items()}
     sizes, client_ids = sizes[sizes > 0], data.client_ids[sizes > 0]
     return FederatedData(columns, np.concatenate([[0], np.cumsum(sizes)]), client_ids)
@@ -169,13 +171,11 @@ def domain_pools(
 
 
 def _of_domain(data: FederatedData, domain: int) -> tuple[np.ndarray, np.ndarray]:
-    """A mask of the examples of a domain, and their number per client. Raises ValueError for none."""
+    """A mask of the examples of a domain, and their number per client."""
     if "domain" not in data.columns:
         raise ValueError(f"data must have a column 'domain', it has {sorted(data.columns)}")
     is_own = data.columns["domain"] == domain
     sizes = np.diff(np.concatenate([[0], np.cumsum(is_own)])[data.offsets])
-    if not sizes.any():
-        raise ValueError(f"no example is of domain {domain}")
     return is_own, sizes
 
 

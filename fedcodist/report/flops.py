@@ -2,11 +2,11 @@
 
 The multiplications and additions of matrix products and direct convolutions are counted. Learning
 from an example costs three forward passes: one, and one for each of the gradients of weights and of
-activations. Element-wise operations, augmentation, averaging, evaluation and padding are left out. So
-the number is the work that a method needs, whatever program does it. For parties with their own
-networks, the rounds are counted, but not the training before them. FedKD's maps between hidden states
-are left out too. A sentence costs as much as its tokens; it is counted with the clients' mean number of
-tokens, over all pools.
+activations. Element-wise operations, augmentation, averaging, evaluation and examples that fill a batch
+are left out. So the number is the work that a method needs, whatever program does it. For parties with
+their own networks, the rounds are counted, but not the training before them. FedKD's maps between hidden
+states are left out too. A sentence of prepared text is counted without its padding, with the clients'
+mean number of tokens over all pools. Prepared sentences and news are counted with their padding.
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.graph.graphs import over_time
 from fedcodist.algorithms.parties.groups import party_names
-from fedcodist.config.config_errors import choice
+from fedcodist.config.config_errors import choice, named
 from fedcodist.config.data import Data, load_data
 from fedcodist.config.data_bert import ENCODED
 from fedcodist.config.data_text import TEXT, TEXT_MODELS
@@ -37,7 +37,10 @@ from fedcodist.config.referenced_networks import (
 )
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import ENTRIES, GRAPH
+from fedcodist.core import keys
+from fedcodist.core.example_losses import described
 from fedcodist.core.model import Model, variable_shapes
+from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import PAD
 from fedcodist.models.headed import check_heads
 from fedcodist.report.forward_flops import flops_per_token, forward_flops, forward_flops_of
@@ -101,13 +104,19 @@ class Work:
     @functools.cached_property
     def forward_in_training(self) -> dict[str, float]:
         """As `forward`, while clients train, when a softmax may be sampled."""
-        if not (samples := self.config["training"].get("samples")):
+        if self.config.get("data", {}).get("name") != TEXT:
             return self.forward
-        forward_of = _forward_of_text(self.data, samples)
         return {
-            pool: forward_of(f"pools.{pool}.model", settings["model"])
+            pool: self._forward_in_training(f"pools.{pool}.model", settings["model"])
             for pool, settings in self.config["pools"].items()
         }
+
+    def _forward_in_training(self, setting: str, name: str) -> float:
+        """FLOPs of a network of text on a sentence while clients train."""
+        if is_reference(name):  # it has its own number of samples
+            return _forward_of_reference(setting, name, self.data, is_training=True)
+        samples = self.config["training"].get("samples") or 0
+        return _forward_of_text(self.data, samples)(setting, name)
 
     def additional_flops(self, per_example: Callable[[str], float]) -> Flops:
         """Flops in addition to the clients' own method; `per_example` maps a pool to FLOPs."""
@@ -126,7 +135,7 @@ class Work:
 
     @functools.cached_property
     def unlabelled_size(self) -> float:
-        """The cost of an unlabelled example relative to a client's example; sentences cost by tokens."""
+        """The cost of an unlabelled example relative to a client's example; text costs by tokens."""
         if self.config.get("data", {}).get("name") != TEXT:
             return 1.0
         assert self.data.text is not None
@@ -257,19 +266,45 @@ def _forward_of(work: Work, setting: str, name: str, share: float | None) -> flo
 
 
 def _forward_of_reference(
-    setting: str, reference: str, data: Data, share: float | None = None
+    setting: str,
+    reference: str,
+    data: Data,
+    share: float | None = None,
+    is_training: bool = False,
 ) -> float:
     """FLOPs of a user's network on one example, or of a share of its units."""
     if share is None:
-        return _forward_of_model(referenced_model(setting, reference, data), data)
+        model = referenced_model(setting, reference, data)
+        with named(f"{setting} {reference!r}: "):
+            return _forward_of_model(model, data, is_training)
     network = narrowed(referenced_module(setting, reference, data), share)
     return forward_flops_of((lambda: network, example_of(data).shape[1:]))
 
 
-def _forward_of_model(model: Model, data: Data) -> float:
-    """FLOPs of a model on one of the clients' examples."""
-    apply = lambda variables, batch: model.apply(variables, batch)[0]
-    return forward_flops(apply, variable_shapes(model), preprocessed_shapes(data))
+def _forward_of_model(model: Model, data: Data, is_training: bool = False) -> float:
+    """FLOPs of a model on one of the clients' examples, of prepared text without its padding.
+
+    Raises:
+      ValueError: the data are prepared text, and the model's outputs are no Readout.
+    """
+    arguments = variable_shapes(model), preprocessed_shapes(data)
+    flops = forward_flops(model.outputs, *arguments)
+    apply = functools.partial(model.apply, train=is_training)
+    outputs, _ = jax.eval_shape(
+        lambda *a, key: apply(*a, key=key), *arguments, key=keys.key_shape()
+    )
+    if isinstance(outputs, Readout):  # its loss computes the logits
+        samples = outputs.samples
+        classes = len(outputs.bias) if samples is None else len(samples) + 1
+        flops += 2 * outputs.features.size * classes
+    elif data.text is not None:
+        raise ValueError(
+            "the outputs of a network of text must be a fedcodist.core.readout.Readout for its FLOPs to "
+            f"be counted without padding, got {described(outputs)}."
+        )
+    if data.text is None:
+        return flops
+    return data.text.expected_length * flops / outputs.weights.size
 
 
 def _forward_of_image(

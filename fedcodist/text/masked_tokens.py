@@ -53,9 +53,9 @@ def masked_language_model(encoder: Encoder) -> Model:
 def hidden_tokens(vocabulary: BertVocabulary, share: float = 0.15) -> Preprocess:
     """Preprocessing of a column 'tokens' [batch, length] that hides some of each sentence's tokens.
 
-    A share of the tokens that are not special is hidden, rounded, but at least one. Of these 80 % become
-    [MASK], 10 % any token but padding, and 10 % stay. Draws depend only on the key and the sentence's
-    position in the batch.
+    A share of the tokens but for [CLS], [SEP] and padding is hidden, rounded, but at least one. Of these
+    80 % become [MASK], 10 % any token but padding, and 10 % stay. Draws depend only on the key and the
+    sentence's position in the batch.
 
     In the result, 'tokens' has these replacements. 'places' int32 [batch, hidden] has the hidden places,
     -1 for none. 'label' int32 [batch, hidden] has the original tokens there, 0 for none.

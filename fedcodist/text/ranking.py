@@ -22,7 +22,7 @@ def ranking_metrics() -> dict[str, Statistic]:
     """AUC, MRR, nDCG@5 and nDCG@10, averaged over impressions, for a Model's `metrics`.
 
     They read labels [batch, candidates]. Impressions in which all candidates or none were clicked have
-    no weight.
+    no weight. They are NaN if a score is NaN.
     """
     return {
         "auc": _mean_over_impressions(auc),
@@ -88,8 +88,11 @@ def ndcg(scores: jax.Array, labels: jax.Array, k: int) -> jax.Array:
 
 def _mean_over_impressions(metric: Callable[[jax.Array, jax.Array], jax.Array]) -> Statistic:
     def statistic(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        clicked, others = _counts(batch["label"])
-        return metric(outputs, batch["label"]), ((clicked > 0) & (others > 0)).astype(jnp.float32)
+        labels = batch["label"]
+        clicked, others = _counts(labels)
+        is_undefined = jnp.any(jnp.isnan(outputs) & (labels >= 0), axis=-1)
+        values = jnp.where(is_undefined, jnp.nan, metric(outputs, labels))
+        return values, ((clicked > 0) & (others > 0)).astype(jnp.float32)
 
     return statistic
 

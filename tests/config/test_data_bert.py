@@ -99,6 +99,25 @@ def test_positive_sentences_are_shown_several_times_to_the_client_that_has_them(
     assert any(row[-1] for row in once[0])
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize(
+    "changed",
+    [lambda label: label[:, None], lambda label: np.eye(2)[label]],
+    ids=["[n, 1]", "one-hot"],
+)
+def test_labels_of_another_form_are_dealt_as_whole_numbers_are(
+    sentences, monkeypatch, changed, copies
+):
+    config = config_of(sentences)
+    config.data.positive_copies = copies
+    whole = load_data(config.data).splits["train"]
+    change(monkeypatch, "train", lambda columns: {**columns, "label": changed(columns["label"])})
+    found = load_data(config.data).splits["train"]
+    np.testing.assert_array_equal(found.client_sizes, whole.client_sizes)
+    np.testing.assert_array_equal(found.columns["tokens"], whole.columns["tokens"])
+    np.testing.assert_array_equal(found.columns["label"], changed(whole.columns["label"]))
+
+
 def test_only_sentences_of_two_classes_are_shown_several_times(sentences, news, monkeypatch):
     config = config_of(news, name="prepared_news")
     config.data.positive_copies = 2
@@ -258,6 +277,14 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
     [
         ("pools.main.model", "digits_small", r"pools\.main\.model must be one of .*'bert_tiny_1'"),
         ("training.fed_kd.teacher", "bert", r"training\.fed_kd\.teacher must be one of .*'bert_b"),
+        *(
+            (
+                f"training.fed_kd.{layers}",
+                ("layer0",),
+                rf"^training\.fed_kd\.{layers} must be left out: .*, got \('layer0',\)\.$",
+            )
+            for layers in ("teacher_layers", "student_layers")
+        ),
         ("data.num_clients", 0, r"data\.num_clients must be at least 1, got 0"),
         ("data.num_clients", 145, r"data\.num_clients must be an integer in 1\.\.144, .*got 145"),
         (
@@ -279,7 +306,8 @@ def test_federated_dropouts_clients_compute_smaller_encoders(sentences):
 )
 def test_mistakes_are_one_line(sentences, setting, value, message):
     config = config_of(sentences)
-    config.update_from_flattened_dict({setting: value})
+    with config.unlocked():
+        config.update_from_flattened_dict({setting: value})
     with pytest.raises(ValueError, match=message) as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
@@ -429,19 +457,59 @@ def test_folders_of_other_data_are_one_line(sentences):
         load_data(config_of(sentences, name="prepared_news").data)
 
 
-def test_sentences_without_labels_are_named(sentences, monkeypatch):
+def change(monkeypatch, split, changed):
+    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
     whole = data_bert.prepared_folder
 
-    def without(*arguments):
+    def other(*arguments):
         splits = whole(*arguments)
-        columns = {"tokens": splits["test"].columns["tokens"]}
-        offsets = [0, splits["test"].num_examples]
-        return splits | {"test": FederatedData.from_arrays(columns, offsets=offsets)}
+        columns = changed(splits[split].columns)
+        return splits | {split: FederatedData.of_one_client(columns)}
 
-    monkeypatch.setattr(data_bert, "prepared_folder", without)
-    message = r"^data\.folder .* must have a column 'label' in split 'test', got \['tokens'\]\.$"
+    monkeypatch.setattr(data_bert, "prepared_folder", other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda titles: titles + 40 * (titles > 0), r"word pieces 0\.\.\d+, .* got 0 to \d+\.$"),
+        (lambda titles: titles - (titles > 0) * 9, r"word pieces 0\.\.\d+, .* got -\d to \d+\.$"),
+        (lambda titles: titles[1:], r"only zeros, padding, in the first row .*, got \[\[\d.*\.$"),
+    ],
+    ids=["too large", "below 0", "no padding"],
+)
+def test_titles_that_are_none_are_named(news, monkeypatch, changed, message):
+    """The embedding of a number that is no word piece is that of another one."""
+    change(
+        monkeypatch,
+        "news",
+        lambda columns: {"tokens": changed(np.asarray(columns["tokens"], np.int32))},
+    )
+    with pytest.raises(ValueError, match=rf"^data\.folder .* must have {message}"):
+        load_data(config_of(news, name="prepared_news").data)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "column"),
+    [("prepared_sentences", "test", "label"), ("prepared_news", "news", "tokens")],
+)
+def test_columns_that_are_missing_are_named(request, monkeypatch, name, split, column):
+    folder = request.getfixturevalue(name.removeprefix("prepared_"))
+    renamed = lambda columns: {"other" if k == column else k: v for k, v in columns.items()}
+    change(monkeypatch, split, renamed)
+    message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \[.*'other'"
     with pytest.raises(ValueError, match=message):
-        load_data(config_of(sentences).data)
+        load_data(config_of(folder, name=name).data)
+
+
+def test_clicks_are_not_taken_for_tests_of_clients(news):
+    config = config_of(news, name="prepared_news")
+    with config.unlocked():
+        config.data.client_test_share = 0.25
+    with pytest.raises(
+        ValueError, match=r"^data\.client_test_share must be None with .*_news', .*\.$"
+    ):
+        load_data(config.data)
 
 
 def test_every_encoder_is_a_network_of_both_data():

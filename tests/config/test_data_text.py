@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,20 +12,23 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
+from fedcodist.config import data_text
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.data_text import TEXT
 from fedcodist.config.experiment import _around_codistillations, build_experiment
 from fedcodist.config.registry import METHOD_NAMES, METHODS
 from fedcodist.data import save_prepared, text_splits
+from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.vocabulary import EOS, PAD
-from fedcodist.report import tables_domains
+from fedcodist.report import tables_domains, work
 from fedcodist.report.entries import read_run
 from fedcodist.report.flops import flops_of_run
 from fedcodist.report.runs import Run, Series, load_run
 from fedcodist.run.experiment import run_experiment
 from fedcodist.run.export import save_model
 from fedcodist.text import lstm
+from fedcodist.text.next_token import language_model
 from tests.end_to_end.conftest import clean_environment
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -58,8 +62,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def tiny_networks(monkeypatch):
-    from fedcodist.config import data_text
-
     monkeypatch.setitem(
         data_text.TEXT_MODELS, "lstm_small", lambda size: lstm.LSTMLanguageModel(size, 4, 3, 1)
     )
@@ -223,11 +225,129 @@ def test_a_run_costs_what_its_tokens_do(folder):
     assert sampled.clients["small"] == pytest.approx(expected) and sampled.server == found.server
 
 
+@pytest.mark.parametrize("samples", [0, 5])
+def test_a_network_of_ones_own_costs_as_much_as_the_same_one_by_name(folder, monkeypatch, samples):
+    config = config_of(folder)
+    config.training.samples = samples
+    data = load_data(config.data)
+    size = data.text.vocabulary.size
+    create = lambda *widths: language_model(
+        lstm.LSTMLanguageModel(size, *widths, 1), size, samples=samples
+    )
+    model = create(4, 3)
+    logits = lambda *arguments, **more: (model.apply(*arguments, **more)[0].features, {})
+    own = SimpleNamespace(
+        small=lambda: model,
+        large=lambda: create(6, 5),
+        logits=lambda: model._replace(apply=logits),
+    )
+    monkeypatch.setitem(sys.modules, "own_networks", own)
+    by_name = flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
+    for pool in config.pools:
+        config.pools[pool].model = f"own_networks:{pool}"
+    found = flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
+    assert found.clients == pytest.approx(by_name.clients)
+    assert found.server == pytest.approx(by_name.server)
+    # Of data of one's own the positions that are padding are not known.
+    each, padded = (
+        work._forward_of_model(model, some) for some in (data, data._replace(text=None))
+    )
+    assert padded / 20 == pytest.approx(each / data.text.expected_length)
+    config.pools.small.model = "own_networks:logits"
+    message = (
+        r"^pools\.small\.model 'own_networks:logits': .* must be a .*Readout .*, got float32\[.*\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        flops_of_run(config.to_dict(), {"small": 30.0, "large": 7.0})
+
+
 def test_the_mixed_set_is_its_two_parts(folder):
     splits = load_data(config_of(folder).data).splits
     for name in ("test", "held_out"):
         parts = [splits[f"{name}_{domain}"].num_examples for domain in DOMAINS]
         assert sum(parts) == splits[name].num_examples
+
+
+def change(monkeypatch, split, changed):
+    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
+    whole = data_text.prepared_folder
+
+    def other(*arguments):
+        splits = whole(*arguments)
+        columns = changed(splits[split].columns)
+        return splits | {split: FederatedData.of_one_client(columns)}
+
+    monkeypatch.setattr(data_text, "prepared_folder", other)
+
+
+@pytest.mark.parametrize(
+    ("split", "column"),
+    [("train", "tokens"), ("distillation", "tokens"), ("train", "domain"), ("held_out", "domain")],
+)
+def test_columns_that_are_missing_are_named(folder, monkeypatch, split, column):
+    change(monkeypatch, split, lambda columns: {k: v for k, v in columns.items() if k != column})
+    message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \['.*'\]\.$"
+    with pytest.raises(ValueError, match=message):
+        load_data(config_of(folder).data)
+
+
+def test_unlabelled_text_without_tokens_is_named(folder, monkeypatch):
+    config = config_of(folder)
+    config.data.unlabelled_folder = str(folder)
+    whole = data_text.prepared_folder
+
+    def other(setting, path):
+        splits = whole(setting, path)
+        if setting == "data.folder":
+            return splits
+        columns = {"domain": splits["distillation"].columns["domain"]}
+        return splits | {"distillation": FederatedData.of_one_client(columns)}
+
+    monkeypatch.setattr(data_text, "prepared_folder", other)
+    message = (
+        r"^data\.unlabelled_folder .* must have a column 'tokens' in split 'distillation', got"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_data(config.data)
+
+
+def test_a_domain_without_examples_is_missing_only_where_it_is_read(folder, monkeypatch):
+    config = config_of(folder)
+    only_prose = lambda columns: {
+        k: v[np.array(columns["domain"]) == 0] for k, v in columns.items()
+    }
+    change(monkeypatch, "test", only_prose)
+    splits = load_data(config.data).splits
+    assert "test_code" not in splits
+    assert splits["test_prose"].num_examples == splits["test"].num_examples > 0
+    config.evaluation.final_splits = ("test", "test_code")
+    message = r"^evaluation\.final_splits must be one of .*'test_prose'.*, got 'test_code'\.?$"
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+    change(monkeypatch, "train", only_prose)
+    with pytest.raises(ValueError, match=r"^data\.domains: .* users of domain 'code' .* but 0 "):
+        load_data(config.data)
+
+
+def test_networks_of_ones_own_are_models_of_the_vocabularys_size(folder, monkeypatch):
+    module = lambda num_classes: lstm.LSTMLanguageModel(num_classes, 4, 3, 1)
+    own = SimpleNamespace(
+        model=lambda num_classes: language_model(module(num_classes), num_classes),
+        module=module,
+        nnx=lambda num_classes, rngs: None,
+    )
+    monkeypatch.setitem(sys.modules, "own_networks", own)
+    config = config_of(folder, "fed_avg")
+    config.pools.small.model = "own_networks:model"
+    size = load_data(config.data).text.vocabulary.size
+    assert build_experiment(config).algorithm.predictors["small"].model.num_classes == size
+    for name, got in (("module", "LSTMLanguageModel"), ("nnx", "a function of rngs, .* module")):
+        config.pools.small.model = f"own_networks:{name}"
+        message = (
+            rf"^pools\.small\.model .*: for prepared text .*language_model makes, got {got}\.$"
+        )
+        with pytest.raises(ValueError, match=message):
+            build_experiment(config)
 
 
 def test_every_codistillation_is_evaluated_in_both_domains():

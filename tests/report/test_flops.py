@@ -430,7 +430,9 @@ def test_networks_of_ones_own_are_counted(own):
     config = digits_methods.get_config("fed_avg").to_dict()
     config["pools"]["main"]["model"] = own
     forward = 2 * (64 * 20 + 20 * 10)
-    assert flops_of_run(config, {"main": 7.0}).clients["main"] == 7 * LEARNING * forward
+    for samples in (0, 5):  # which networks of images do not read
+        config["training"]["samples"] = samples
+        assert flops_of_run(config, {"main": 7.0}).clients["main"] == 7 * LEARNING * forward
     config = digits_submodels.get_config("hetero_fl").to_dict()
     for pool in config["pools"].values():
         pool.update(model=own, share=0.5)

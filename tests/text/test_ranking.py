@@ -124,6 +124,16 @@ def test_a_score_of_minus_infinity_shares_no_place_with_padding():
     assert float(reciprocal_rank(scores, labels)[0]) == pytest.approx(1 / 3)
 
 
+def test_metrics_of_a_nan_score_are_nan_but_for_padding():
+    nan = jnp.nan
+    scores = jnp.array([[nan, 2.0, 1.0], [nan, nan, nan], [3.0, 2.0, nan], [0.0, 2.0, 1.0]])
+    labels = jnp.array([[0, 1, 0], [1, 0, -1], [1, 0, -1], [0, 1, 0]])
+    for statistic in STATISTICS.values():
+        values, weights = statistic(scores, {"label": labels})
+        assert np.isnan(values).tolist() == [True, True, False, False]
+        assert values[2:].tolist() == [1, 1] and weights.tolist() == [1] * 4
+
+
 def test_impressions_of_one_kind_have_no_weight():
     labels = jnp.array([[1, 1, -1], [0, 0, 0], [-1, -1, -1], [0, 1, -1]])
     scores = jnp.array([[1.0, 2.0, 9.0]] * 4)
