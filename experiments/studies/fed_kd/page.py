@@ -414,7 +414,7 @@ def _picture(records: Sequence[Record], notes: Notes, plots: Plots) -> list[str]
         costs = {}
         for method in METHODS:
             shown = _sample(records, panel, method)
-            if not shown or (main and not _are_comparable((FED_KD, main), (method, shown))):
+            if not shown or (main and not _have_equal_settings((FED_KD, main), (method, shown))):
                 continue
             if method == LOCAL:
                 levels[panel.title] = shown.mean
@@ -479,7 +479,7 @@ def _differences(
     ours, other = _sample(records, panel, plus), _sample(records, panel, minus)
     if ours is None or other is None:
         return ""
-    are_equal = equal_but(ours, other, VARYING) and _are_comparable((plus, ours), (minus, other))
+    are_equal = _have_equal_settings((plus, ours), (minus, other))
     pairs = common_seeds(ours, other) if are_equal else []
     return [a - b for a, b in pairs] or OTHER_SETTINGS
 
@@ -490,6 +490,11 @@ def _comparable(
     """The method's sample, unless it is not comparable with the other one."""
     shown = _sample(records, panel, method)
     return shown if shown and _are_comparable((method, shown), other) else None
+
+
+def _have_equal_settings(one: tuple[Method, Sample], other: tuple[Method, Sample]) -> bool:
+    """Whether two methods differ only in settings that methods on the same clients may differ in."""
+    return equal_but(one[1], other[1], VARYING) and _are_comparable(one, other)
 
 
 def _are_comparable(*sides: tuple[Method, Sample]) -> bool:

@@ -350,3 +350,18 @@ def test_costs_of_other_numbers_of_rounds_are_not_compared(tmp_path):
     assert "FedKD" in drawn and "FML" not in drawn and "Local" not in drawn
     (tmp_path / CIFAR / "fed_avg,teacher_16.json").unlink()
     assert "fed_kd.png" not in render(tmp_path)[1]  # FedKD alone
+
+
+def test_results_on_other_data_are_not_drawn_beside_each_other(tmp_path):
+    write(tmp_path, "fed_avg,teacher", 70.0, sent=(600_000, 400_000))
+    write(tmp_path, "fed_kd", 62.0, 69.0, sent=(60_000, 40_000))
+    write(tmp_path, "fml", 61.0, 68.0, sent=(300_000, 200_000))
+    path = tmp_path / CIFAR / "fml.json"
+    content = json.loads(path.read_text())
+    content["config"]["data"]["partition"]["seed"] = 7
+    path.write_text(json.dumps(content))
+    text, plots = render(tmp_path)
+    assert row(text, "FML")[0][5] == "no runs with equal settings"
+    (axis,) = plots["fed_kd.png"]().axes
+    drawn = axis.get_legend_handles_labels()[1]
+    assert "FedKD" in drawn and "FML" not in drawn
