@@ -269,7 +269,7 @@ def test_data_of_ones_own(own):
         ),
         (
             dict(wrong="raises"),
-            r"^data\.name .*: KeyError: 'nothing' \(ones_own.py, line 8",
+            r"^data\.name .*: KeyError: 'nothing' \(ones_own.py, line 9",
         ),
         (dict(rowz=3), r"^data\.name .*'rowz', it has the arguments rows, wrong\.$"),
         (
