@@ -19,7 +19,7 @@ It returns a `Decision`, or None. An object may have these methods too:
 
 With an attribute `only_reads = True` it gets the run's own list as `history`, and must not change it. In
 a long run, a copy at every evaluation takes time. With `keeps = True` it must be the only such callback:
-one round is kept, and of two callbacks neither would know what the other has replaced.
+only one round is kept, so a second callback could replace what the first one has kept.
 
 Callbacks are called in one process; their decision holds for all processes. After a stop the final
 splits are evaluated, and callbacks get these metrics lines too.

@@ -87,7 +87,7 @@ def as_fedjax(
             sizes=jnp.asarray(sizes),
             capacity=int(sizes.max()),
         )
-        # A loaded state has NumPy's arrays, which what a method draws under a transform cannot index.
+        # A loaded state holds NumPy arrays, which traced indices cannot index.
         server_state = jax.tree.map(jnp.asarray, server_state)
         message = method.broadcast(server_state)
         root = keys.derive(jax.random.key(seed), round)

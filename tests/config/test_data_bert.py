@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from changed_splits import change_split
 
 from experiments.configs import ade_fed_kd, mind_fed_kd
 from fedcodist.config import data_bert
@@ -13,7 +14,6 @@ from fedcodist.config.experiment import build_experiment
 from fedcodist.config.passes import LEARNING
 from fedcodist.core.trees import named_leaves, parameter_count
 from fedcodist.data import load_prepared
-from fedcodist.data.federated_data import FederatedData
 from fedcodist.report import flops
 from fedcodist.report.entries import read_run
 from fedcodist.report.runs import load_run
@@ -111,7 +111,12 @@ def test_labels_of_another_form_are_dealt_as_whole_numbers_are(
     config = config_of(sentences)
     config.data.positive_copies = copies
     whole = load_data(config.data).splits["train"]
-    change(monkeypatch, "train", lambda columns: {**columns, "label": changed(columns["label"])})
+    change_split(
+        monkeypatch,
+        data_bert,
+        "train",
+        lambda columns: {**columns, "label": changed(columns["label"])},
+    )
     found = load_data(config.data).splits["train"]
     np.testing.assert_array_equal(found.client_sizes, whole.client_sizes)
     np.testing.assert_array_equal(found.columns["tokens"], whole.columns["tokens"])
@@ -457,18 +462,6 @@ def test_folders_of_other_data_are_one_line(sentences):
         load_data(config_of(sentences, name="prepared_news").data)
 
 
-def change(monkeypatch, split, changed):
-    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
-    whole = data_bert.prepared_folder
-
-    def other(*arguments):
-        splits = whole(*arguments)
-        columns = changed(splits[split].columns)
-        return splits | {split: FederatedData.of_one_client(columns)}
-
-    monkeypatch.setattr(data_bert, "prepared_folder", other)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -480,8 +473,9 @@ def change(monkeypatch, split, changed):
 )
 def test_titles_that_are_none_are_named(news, monkeypatch, changed, message):
     """The embedding of a number that is no word piece is that of another one."""
-    change(
+    change_split(
         monkeypatch,
+        data_bert,
         "news",
         lambda columns: {"tokens": changed(np.asarray(columns["tokens"], np.int32))},
     )
@@ -496,7 +490,7 @@ def test_titles_that_are_none_are_named(news, monkeypatch, changed, message):
 def test_columns_that_are_missing_are_named(request, monkeypatch, name, split, column):
     folder = request.getfixturevalue(name.removeprefix("prepared_"))
     renamed = lambda columns: {"other" if k == column else k: v for k, v in columns.items()}
-    change(monkeypatch, split, renamed)
+    change_split(monkeypatch, data_bert, split, renamed)
     message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \[.*'other'"
     with pytest.raises(ValueError, match=message):
         load_data(config_of(folder, name=name).data)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from changed_splits import change_split
 from ml_collections import ConfigDict
 
 from experiments.configs import text_domain_shift
@@ -268,24 +269,17 @@ def test_the_mixed_set_is_its_two_parts(folder):
         assert sum(parts) == splits[name].num_examples
 
 
-def change(monkeypatch, split, changed):
-    """Replaces the columns of a split of every prepared folder by what a function makes of them."""
-    whole = data_text.prepared_folder
-
-    def other(*arguments):
-        splits = whole(*arguments)
-        columns = changed(splits[split].columns)
-        return splits | {split: FederatedData.of_one_client(columns)}
-
-    monkeypatch.setattr(data_text, "prepared_folder", other)
-
-
 @pytest.mark.parametrize(
     ("split", "column"),
     [("train", "tokens"), ("distillation", "tokens"), ("train", "domain"), ("held_out", "domain")],
 )
 def test_columns_that_are_missing_are_named(folder, monkeypatch, split, column):
-    change(monkeypatch, split, lambda columns: {k: v for k, v in columns.items() if k != column})
+    change_split(
+        monkeypatch,
+        data_text,
+        split,
+        lambda columns: {k: v for k, v in columns.items() if k != column},
+    )
     message = rf"^data\.folder .* must have a column '{column}' in split '{split}', got \['.*'\]\.$"
     with pytest.raises(ValueError, match=message):
         load_data(config_of(folder).data)
@@ -316,7 +310,7 @@ def test_a_domain_without_examples_is_missing_only_where_it_is_read(folder, monk
     only_prose = lambda columns: {
         k: v[np.array(columns["domain"]) == 0] for k, v in columns.items()
     }
-    change(monkeypatch, "test", only_prose)
+    change_split(monkeypatch, data_text, "test", only_prose)
     splits = load_data(config.data).splits
     assert "test_code" not in splits
     assert splits["test_prose"].num_examples == splits["test"].num_examples > 0
@@ -324,7 +318,7 @@ def test_a_domain_without_examples_is_missing_only_where_it_is_read(folder, monk
     message = r"^evaluation\.final_splits must be one of .*'test_prose'.*, got 'test_code'\.?$"
     with pytest.raises(ValueError, match=message):
         build_experiment(config)
-    change(monkeypatch, "train", only_prose)
+    change_split(monkeypatch, data_text, "train", only_prose)
     with pytest.raises(ValueError, match=r"^data\.domains: .* users of domain 'code' .* but 0 "):
         load_data(config.data)
 
