@@ -80,6 +80,7 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
     for name in ("every", "batch_size", "checkpoint_every", "clients"):
         if config.evaluation.get(name) is not None:
             check_integer(f"evaluation.{name}", config.evaluation[name], low=1)
+    _check_samples(config, data)
     data_sets, reads = {}, algorithm_entry(config).reads
     if "unlabelled" in reads:
         if is_reference(config.data.name) and not len(data.unlabelled):
@@ -135,6 +136,17 @@ def _assemble(config: ConfigDict, data: Data) -> Experiment:
         evaluation_preprocess=data.evaluation_preprocess,
         privacy=budget_of(config),
     )
+
+
+def _check_samples(config: ConfigDict, data: Data) -> None:
+    """Raises ValueError for a sampled softmax of networks that predict no words."""
+    training = config.training
+    is_own = is_reference(config.data.name) or is_reference(training.get("method"))
+    if training.get("samples") and data.text is None and not is_own:
+        raise ValueError(
+            f"training.samples must be 0 with data.name={config.data.name!r}, got {training.samples}: "
+            "only language models have a softmax over all words."
+        )
 
 
 def _labels_read(config: ConfigDict, data: Data) -> dict[str, Any]:

@@ -160,6 +160,16 @@ def logits_of(outputs: Any) -> Any:
     return in_float32(logits) if isinstance(logits, jax.Array) else logits
 
 
+def checked_logits(outputs: Any) -> jax.Array:
+    """As `logits_of`, for methods that compute with logits; raises TypeError for other outputs."""
+    logits = logits_of(outputs)
+    if getattr(logits, "ndim", 0) < 2:
+        raise TypeError(
+            f"networks of this method must return logits [batch, classes], got {described(logits)}."
+        )
+    return logits
+
+
 def as_layers(outputs: Any) -> LayerOutputs:
     """A network's outputs as `LayerOutputs`; plain logits get no layers."""
     return outputs if isinstance(outputs, LayerOutputs) else LayerOutputs(outputs)

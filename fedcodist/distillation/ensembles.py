@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
-from fedcodist.core.readout import Readout
 from fedcodist.distillation.divergences import check_classes
 from fedcodist.distillation.loop import Teacher
 
@@ -195,11 +194,7 @@ def _sum(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.
 
     def outputs(batch: Batch, index: Any) -> jax.Array:
         member = jax.tree.map(lambda leaf: leaf[index], members)
-        logits = logits_of(model.apply(member, batch)[0])
-        if isinstance(logits, Readout):
-            raise TypeError(
-                "an ensemble's models must return logits [batch, classes], got a Readout."
-            )
+        logits = checked_logits(model.apply(member, batch)[0])
         check_classes(logits)
         return transform(logits)
 

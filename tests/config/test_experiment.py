@@ -110,6 +110,17 @@ def test_a_setting_beside_the_group_of_its_method_is_refused():
         build_experiment(config)
 
 
+def test_a_sampled_softmax_is_for_language_models_only():
+    config = get_config("fed_avg")
+    with config.unlocked():
+        config.training.samples = 5
+    message = r"^training\.samples must be 0 with data\.name='digits', got 5: only language models"
+    with pytest.raises(ValueError, match=message):
+        build_experiment(config)
+    config.training.samples = 0
+    build_experiment(config)
+
+
 def test_an_optimizer_that_a_rate_does_not_make_is_named_by_its_setting():
     config = get_config()
     config.training.client_optimizer = "dpsgd"

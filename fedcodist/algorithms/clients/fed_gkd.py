@@ -21,12 +21,11 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_integer, check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.optimizer_factories import OptimizerFactory
-from fedcodist.core.readout import Readout
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.divergences import kl_divergence, softened, softened_target
 
@@ -135,13 +134,9 @@ def fed_gkd(
 
         # The loss of the labels, plus lambda T^2 KL(teacher || client), on the client's own examples.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
-            answers = logits_of(model.apply(teacher, batch)[0])
-            if isinstance(answers, Readout):
-                raise TypeError(
-                    "FedGKD's model must return logits [batch, classes], got a Readout."
-                )
+            answers = checked_logits(model.apply(teacher, batch)[0])
             target = softened_target(answers, hyper.temperature)
-            towards_teacher = message.has_learned * softly(logits_of(outputs), target)
+            towards_teacher = message.has_learned * softly(checked_logits(outputs), target)
             return (
                 checked_loss(model.loss, outputs, batch)
                 + hyper.distillation_weight * towards_teacher

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
 from fedcodist.core import keys
 from fedcodist.core.checks import check_choice, check_columns
+from fedcodist.core.example_losses import described
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method_checks import traced
 from fedcodist.core.model import Model
-from fedcodist.core.readout import Readout
 from fedcodist.distillation.divergences import check_classes
 
 
@@ -58,8 +58,9 @@ def map_shapes(
 
     of_teacher, of_student = outputs(teacher_name, teacher), outputs("student", student)
     for name, layers in ((teacher_name, of_teacher), ("student", of_student)):
-        if isinstance(layers.logits, Readout):
-            raise TypeError(f"{name} must return logits [batch, classes], got a Readout.")
+        if not hasattr(layers.logits, "ndim"):
+            found = described(layers.logits)
+            raise TypeError(f"{name} must return logits [batch, classes], got {found}.")
     try:
         widths = _widths(of_teacher, of_student, mutual)
     except ValueError as error:

@@ -17,12 +17,11 @@ from fedcodist.core.checks import check_number
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.method import FederatedMethod
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.optimizer_factories import OptimizerFactory
-from fedcodist.core.readout import Readout
 from fedcodist.core.schedules import Schedule, constant
 from fedcodist.distillation.divergences import check_classes
 
@@ -82,14 +81,12 @@ def fed_ntd(
 
         # The loss of the labels, plus beta tau^2 KL(received || client) over the not-true classes.
         def loss(outputs: Any, batch: Batch) -> jax.Array:
-            answers = logits_of(model.apply(received, batch)[0])
-            if isinstance(answers, Readout):
-                raise TypeError(
-                    "FedNTD's model must return logits [batch, classes], got a Readout."
-                )
+            answers = checked_logits(model.apply(received, batch)[0])
             check_classes(answers)
             labels = class_labels(batch["label"], answers.shape[-1])
-            divergence = not_true_divergence(logits_of(outputs), answers, labels, hyper.temperature)
+            divergence = not_true_divergence(
+                checked_logits(outputs), answers, labels, hyper.temperature
+            )
             return checked_loss(model.loss, outputs, batch) + hyper.not_true_weight * divergence
 
         trained = train_client(

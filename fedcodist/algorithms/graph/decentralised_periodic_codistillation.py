@@ -50,7 +50,7 @@ from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_steps import Learner, StepTraining, check_step_training, start_learners
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
@@ -220,7 +220,7 @@ def _student(
         examples,
         key,
         hyper.distillation_learning_rate,
-        loss_hook=lambda outputs, batch: divergence(logits_of(outputs), batch[TARGET]),
+        loss_hook=lambda outputs, batch: divergence(checked_logits(outputs), batch[TARGET]),
     ).variables
     # The student replaces the model, and the private optimizer's moments start afresh.
     moments = training.optimizer(0.0).init(variables.params)

@@ -15,7 +15,7 @@ from fedcodist.core import keys
 from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.example_losses import Loss
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, TrainedClient, train_client
 from fedcodist.core.model import Batch, Model, Variables
 
@@ -55,7 +55,7 @@ def digest_and_revisit(
     """
 
     def error(outputs: Any, batch: Batch) -> jax.Array:
-        return mean_absolute_error(scores(logits_of(outputs)), batch[TARGET])
+        return mean_absolute_error(scores(checked_logits(outputs)), batch[TARGET])
 
     def train(
         training: LocalTraining,

@@ -43,7 +43,7 @@ from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, TrainedClient, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Model, Variables
@@ -191,7 +191,7 @@ def entropy_reduction(mean: jax.Array, temperature: Any) -> jax.Array:
 
 def soft_cross_entropy(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Cross-entropy of logits [batch, classes] with the batch's target probabilities."""
-    return optax.softmax_cross_entropy(logits_of(outputs), batch[TARGET])
+    return optax.softmax_cross_entropy(checked_logits(outputs), batch[TARGET])
 
 
 def _check_floats_and_aggregation(hyper: DSFLHyper, aggregation: str) -> None:

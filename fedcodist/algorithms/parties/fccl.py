@@ -37,7 +37,7 @@ from fedcodist.core.communication import Communication
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import (
     LocalTraining,
     check_training,
@@ -191,7 +191,7 @@ def dual_loss(model: Model, party: FCCLParty, hyper: FCCLHyper) -> Any:
     last, first = frozen(model, party.last), frozen(model, party.first)
 
     def loss(outputs: Any, batch: Batch) -> jax.Array:
-        logits = logits_of(outputs)
+        logits = checked_logits(outputs)
         of_last = divergence(logits, jax.nn.softmax(last(batch)))
         of_first = divergence(logits, jax.nn.softmax(first(batch)))
         labels = checked_loss(model.loss, outputs, batch)

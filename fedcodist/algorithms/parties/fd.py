@@ -35,7 +35,7 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.labels import class_labels
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import (
     LocalTraining,
     check_plain_gradients,
@@ -185,7 +185,7 @@ def fd(
             # Local training: CE + gamma T^2 KL(softmax(G / T) || softmax(z / T)).
             def loss(outputs: Any, batch: Batch) -> jax.Array:
                 labels = class_labels(batch["label"], num_classes)
-                to_others = distance(logits_of(outputs), others.logits[labels])
+                to_others = distance(checked_logits(outputs), others.logits[labels])
                 regulariser = others.has_label[labels] * to_others
                 return checked_loss(model.loss, outputs, batch) + hyper.weight * regulariser
 
@@ -251,7 +251,7 @@ def label_means(
 ) -> LabelMeans:
     """A party's mean logits per label on its own examples; zeros for labels that it does not have."""
     return means_of(
-        *label_sums(model, variables, data, num_classes, preprocess, batch_size, logits_of)
+        *label_sums(model, variables, data, num_classes, preprocess, batch_size, checked_logits)
     )
 
 

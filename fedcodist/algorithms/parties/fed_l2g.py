@@ -36,7 +36,7 @@ from fedcodist.core.checks import check_choice, check_integer, check_number
 from fedcodist.core.communication import Communication
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import (
     LocalTraining,
     check_plain_gradients,
@@ -49,7 +49,7 @@ from fedcodist.core.model import Model, Variables
 from fedcodist.models.headed import check_heads, embedding_of
 
 PyTree = Any
-GUIDED = {"embeddings": embedding_of, "logits": logits_of}
+GUIDED = {"embeddings": embedding_of, "logits": checked_logits}
 
 
 class FedL2GParty(NamedTuple):

@@ -28,7 +28,7 @@ from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
 from fedcodist.core.joint_model import joint_model, joint_variables, own_optimizers, part_of
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Batch, Model, Variables, variable_shapes
@@ -157,7 +157,7 @@ def mutual_loss(own: Model, meme: Model, own_weight: Any, meme_weight: Any) -> A
     divergence = kl_divergence("forward")
 
     def loss(outputs: dict[str, Any], batch: Batch) -> jax.Array:
-        logits = {part: logits_of(outputs[part]) for part in (OWN, MEME)}
+        logits = {part: checked_logits(outputs[part]) for part in (OWN, MEME)}
         target = {part: jax.nn.softmax(jax.lax.stop_gradient(logits[part])) for part in (OWN, MEME)}
         labels = own_weight * checked_loss(own.loss, outputs[OWN], batch)
         labels += meme_weight * checked_loss(meme.loss, outputs[MEME], batch)

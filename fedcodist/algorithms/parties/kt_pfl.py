@@ -47,7 +47,7 @@ from fedcodist.core.batches import TARGET, beside_targets
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, check_training, train_client
 from fedcodist.core.method import FederatedAlgorithm
 from fedcodist.core.model import Batch, Model, Variables
@@ -162,7 +162,7 @@ def kt_pfl(
             variables, mixture = party
 
             def loss(outputs: Any, batch: Batch) -> jax.Array:
-                return divergence(logits_of(outputs), batch[TARGET])
+                return divergence(checked_logits(outputs), batch[TARGET])
 
             examples = shared_examples(columns | {TARGET: mixture}, data)
             rate = hyper.distillation_learning_rate

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.algorithms.parties.groups import PartyGroup, party_names
 from fedcodist.algorithms.parties.prototypes import Prototypes
-from fedcodist.core.layer_outputs import LayerOutputs, logits_of
+from fedcodist.core.layer_outputs import LayerOutputs, checked_logits
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.models.headed import embedding_of
@@ -47,7 +47,7 @@ def prototype_predictors(
             embedding = embedding_of(outputs)
             by_prototype = nearness(embedding, nearest_of)
             is_any = jnp.any(nearest_of.has_class > 0)
-            logits = jnp.where(is_any, by_prototype, logits_of(outputs))
+            logits = jnp.where(is_any, by_prototype, checked_logits(outputs))
             return LayerOutputs(logits, outputs.hidden)
 
         clients = tuple(groups[name].clients.tolist())

@@ -22,7 +22,7 @@ from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_integer
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import ClientData, Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.shuffling import permuted_positions
@@ -199,4 +199,4 @@ def _in_training(
 ) -> tuple[jax.Array, PyTree]:
     size = next(iter(batch.values())).shape[0]
     outputs, mutable = model.apply(variables, batch, train=True, key=key, mask=jnp.ones(size))
-    return logits_of(outputs), mutable
+    return checked_logits(outputs), mutable

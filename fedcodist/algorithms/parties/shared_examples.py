@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedcodist.core import batches
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.model import Batch, Model, Variables
 
 PUBLIC = "public"  # the data set that all parties have
@@ -42,7 +42,7 @@ def inference(
     data: ClientData,
     preprocess: Preprocess,
     batch_size: int,
-    of: Callable[[Any], jax.Array] = logits_of,
+    of: Callable[[Any], jax.Array] = checked_logits,
 ) -> jax.Array:
     """A model's outputs in evaluation mode on all examples of `data`, [capacity, ...].
 

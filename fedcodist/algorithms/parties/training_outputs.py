@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.local_training import LocalTraining, TrainedClient, train_client
 from fedcodist.core.model import Batch, Model, Variables
 
@@ -66,7 +66,7 @@ def summing_outputs(model: Model) -> Model:
         )
         if not train:
             return outputs, mutable
-        logits = jax.lax.stop_gradient(logits_of(outputs)).astype(mutable[SUMS].dtype)
+        logits = jax.lax.stop_gradient(checked_logits(outputs)).astype(mutable[SUMS].dtype)
         labels = class_labels(batch["label"], model.num_classes)
         is_of_label = jax.nn.one_hot(labels, model.num_classes, dtype=logits.dtype)
         if mask is not None:

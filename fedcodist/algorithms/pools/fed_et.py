@@ -25,7 +25,7 @@ from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_number
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.inputs import Round
-from fedcodist.core.layer_outputs import logits_of
+from fedcodist.core.layer_outputs import checked_logits
 from fedcodist.core.method import FederatedAlgorithm, single_model
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.divergences import KL
@@ -182,7 +182,7 @@ def consensus_teacher(
     def answer(batch: Batch) -> jax.Array:
         logits = [
             jax.lax.map(
-                lambda client, model=model: logits_of(model.apply(client, batch)[0]), variables
+                lambda client, model=model: checked_logits(model.apply(client, batch)[0]), variables
             )
             for model, variables in members.values()
         ]

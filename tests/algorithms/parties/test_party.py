@@ -353,18 +353,21 @@ def test_a_party_of_another_device_computes_nothing():
 
 
 ONE_LOGIT = {"pair": PartyGroup(linear_model(FEATURES, 1), np.arange(3))}
+# Name -> a method of groups of networks that have so many classes, and of a network of the server's.
 OF_PROBABILITIES = {
-    "kt_pfl": lambda: kt_pfl(ONE_LOGIT, OpenExamples(9, 6)),
-    "ds_fl": lambda: ds_fl(ONE_LOGIT, ONE_LOGIT["pair"].model, OpenExamples(9, 6)),
-    "fml": lambda: fml(ONE_LOGIT, ONE_LOGIT["pair"].model),
-    "fccl": lambda: fccl(ONE_LOGIT, 1, BATCHES),
-    "fd": lambda: fd(ONE_LOGIT, 1),
-    "fed_md": lambda: fed_md(
-        ONE_LOGIT, Alignment(np.zeros(9, int), 6, exchanged="probabilities"), 1
+    "kt_pfl": lambda groups, classes, server: kt_pfl(groups, OpenExamples(9, 6)),
+    "ds_fl": lambda groups, classes, server: ds_fl(groups, server, OpenExamples(9, 6)),
+    "fml": lambda groups, classes, server: fml(groups, server),
+    "fccl": lambda groups, classes, server: fccl(groups, classes, BATCHES),
+    "fd": lambda groups, classes, server: fd(groups, classes),
+    "fed_md": lambda groups, classes, server: fed_md(
+        groups, Alignment(np.zeros(9, int), 6, exchanged="probabilities"), classes
     ),
-    "fed_kd_parties": lambda: fed_kd_parties(ONE_LOGIT, ONE_LOGIT["pair"].model, COLUMNS),
-    "decentralised_periodic_codistillation": lambda: decentralised_periodic_codistillation(
-        ONE_LOGIT, PublicAnswers(9), 2, ~np.eye(3, dtype=bool), StepTraining(batch_size=2, steps=1)
+    "fed_kd_parties": lambda groups, classes, server: fed_kd_parties(groups, server, COLUMNS),
+    "decentralised_periodic_codistillation": lambda groups, classes, server: (
+        decentralised_periodic_codistillation(
+            groups, PublicAnswers(9), 2, ~np.eye(3, dtype=bool), StepTraining(batch_size=2, steps=1)
+        )
     ),
 }
 
@@ -373,7 +376,24 @@ OF_PROBABILITIES = {
 def test_networks_of_one_logit_have_no_probabilities_to_exchange(name):
     """They are 1, so that parties would learn nothing from each other, without a word."""
     with pytest.raises(ValueError, match=r"must be at least 2, got 1: give networks of one logit"):
-        OF_PROBABILITIES[name]()
+        OF_PROBABILITIES[name](ONE_LOGIT, 1, ONE_LOGIT["pair"].model)
+
+
+def test_a_network_that_returns_more_than_logits_is_one_line():
+    both = lambda *arguments, **options: ((MODEL.apply(*arguments, **options)[0], 0.0), {})
+    loss = lambda outputs, batch: MODEL.loss(outputs[0], batch)
+    model = MODEL._replace(apply=both, loss=loss, metrics={})
+    groups = {"all": PartyGroup(model, np.arange(3))}
+    found = {}
+    for name, make in OF_PROBABILITIES.items():
+        try:
+            algorithm = make(groups, CLASSES, model)
+            jax.eval_shape(round_of(algorithm), jax.eval_shape(algorithm.init, jax.random.key(0)))
+        except TypeError as error:
+            found[name] = str(error)
+    promise = "must return logits [batch, classes], got a tuple of 2."
+    networks = dict.fromkeys(OF_PROBABILITIES, f"networks of this method {promise}")
+    assert found == networks | {"fed_kd_parties": f"groups['all'].model {promise}"}
 
 
 def test_fed_md_exchanges_the_logits_of_networks_of_one_logit():
