@@ -1,6 +1,7 @@
 """Checks by shape, before anything compiles: an algorithm's functions fit each other and the data."""
 
 from collections.abc import Mapping
+from inspect import isfunction
 from typing import Any
 
 import jax
@@ -26,6 +27,9 @@ from fedcodist.core.tracing import remembered_by_round, strongly_typed, traced_o
 from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 
 PyTree = Any
+
+# How many rounds a user's rows of other data sets are looked at.
+_ROUNDS_WITH_ROWS = 16
 
 
 def check_algorithm(algorithm: Any, data: Any) -> tuple[list[PaddedBatches], InputTypes]:
@@ -144,14 +148,28 @@ def check_selection(algorithm: Any, data: Any) -> Selection:
     return selection
 
 
-def check_selected(algorithm: Any, rounds: int, seed: int) -> None:
-    """Checks the clients that a user's `select` names in the rounds of the first seed.
+def check_selected(algorithm: Any, data: Any, rounds: int, seed: int) -> None:
+    """Checks what a user's function selects for the first seed: clients, and rows of some rounds.
 
     Raises:
-      ValueError: names the pool and the round, if a client is not of the pool, or is named twice.
+      ValueError: names the pool and the round, if a client is not of the pool, or is named twice; names
+        the data set and the round, if it has no such row.
     """
-    if getattr(algorithm.select, "__module__", "").startswith("fedcodist."):
+    if _is_of_the_library(algorithm.select):
         return
+    _check_clients(algorithm, rounds, seed)
+    _check_rows(algorithm, data, rounds, seed)
+
+
+def _is_of_the_library(function: Any) -> bool:
+    """Whether no function of a user's own is called, as far as closures tell."""
+    if not getattr(function, "__module__", "").startswith("fedcodist."):
+        return False
+    closed_over = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return all(_is_of_the_library(part) for part in closed_over if isfunction(part))
+
+
+def _check_clients(algorithm: Any, rounds: int, seed: int) -> None:
     clients_of = lambda round: algorithm.select(round, jax.random.key(seed)).clients
     selected = jax.jit(jax.vmap(clients_of))(jnp.arange(max(rounds, 1)))
     for name, of_rounds in selected.items():
@@ -168,6 +186,26 @@ def check_selected(algorithm: Any, rounds: int, seed: int) -> None:
                     f"algorithm.select must return clients[{name!r}] from 0 to "
                     f"{algorithm.num_clients - 1}, none twice, got {wrong[0]} in round {round}"
                     f"{why if is_other or not len(outside) else ''}."
+                )
+
+
+def _check_rows(algorithm: Any, data: Any, rounds: int, seed: int) -> None:
+    """Looks at the first, the last and a few other rounds, since all rows of a run may be many."""
+
+    def ends_of(round: jax.Array) -> dict[str, jax.Array]:
+        examples = algorithm.select(round, jax.random.key(seed)).examples
+        read = {name: rows for name, rows in examples.items() if rows.size}
+        return {name: jnp.stack([rows.min(), rows.max()]) for name, rows in read.items()}
+
+    some = np.unique(np.linspace(0, max(rounds, 1) - 1, _ROUNDS_WITH_ROWS).astype(int))
+    ends = jax.jit(lambda indices: jax.lax.map(ends_of, indices))(jnp.asarray(some))
+    for name, of_rounds in ends.items():
+        count = min(map(len, data.data_sets[name].values()))
+        for round, (lowest, highest) in zip(some, np.asarray(of_rounds), strict=True):
+            if lowest < -1 or highest >= count:
+                raise ValueError(
+                    f"algorithm.select must return examples[{name!r}] from 0 to {count - 1}, or -1 in "
+                    f"rounds that read none, got {lowest if lowest < -1 else highest} in round {round}."
                 )
 
 

@@ -62,7 +62,7 @@ def check_settings(experiment: Any) -> int:
             f"0 to {experiment.data.num_clients - 1}."
         )
     check_selection(experiment.algorithm, experiment.data)
-    check_selected(experiment.algorithm, experiment.rounds, experiment.seed)
+    check_selected(experiment.algorithm, experiment.data, experiment.rounds, experiment.seed)
     for name, count in experiment.algorithm.data_set_sizes.items():
         lengths = {len(column) for column in experiment.data.data_sets[name].values()}
         if lengths != {count}:

@@ -119,15 +119,18 @@ def twice_named(name):
     )
 
 
-def of_parties_and(name):
-    """Parties without collaboration, and a further predictor."""
+def of_parties_and(name=None, **others):
+    """Parties without collaboration, other arguments of `assemble`, and perhaps another predictor."""
     model = softmax_regression(3, 2)
     groups = {"net": PartyGroup(model, np.arange(3))}
     algorithm = local_only(groups, LocalTraining(optax.sgd, batch_size=2))
     variables = lambda state, group: algorithm.predictors[group].variables(state)
-    other = {name: single_model(model, lambda state: variables(state, "net"))}
     parts = (algorithm.init, algorithm.round, variables, algorithm.communication)
-    return assemble("two_answers", groups, algorithm.hyper, *parts, other_predictors=other)
+    if name is not None:
+        others["other_predictors"] = {
+            name: single_model(model, lambda state: variables(state, "net"))
+        }
+    return assemble("two_answers", groups, algorithm.hyper, *parts, **others)
 
 
 def to_half(tree):
@@ -174,6 +177,14 @@ def of_two_clients():
 def selects(**parts):
     select = make_algorithm().select
     return make_algorithm()._replace(select=lambda round, key: select(round, key).replace(**parts))
+
+
+def selects_rows(row_of):
+    select = make_algorithm().select
+    rows_of = lambda round: {"unlabelled": jnp.full((1, 2), row_of(round))}
+    return make_algorithm()._replace(
+        select=lambda round, key: select(round, key).replace(examples=rows_of(round))
+    )
 
 
 WRONG = {
@@ -284,6 +295,20 @@ WRONG = {
     "a client twice": (
         lambda: selects(clients={"main": jnp.array([1, 1])}),
         r"select must return clients\['main'\] from 0 to \d+, none twice, got 1 in round 0 twice\.",
+    ),
+    "a row that a data set does not have, in a later round": (
+        lambda: selects_rows(lambda round: 299 * round),
+        r"examples\['unlabelled'\] from 0 to \d+, or -1 in rounds that read none, got 299 in round 1\.",
+    ),
+    "a row below -1": (
+        lambda: selects_rows(lambda round: -2),
+        r"examples\['unlabelled'\] from 0 to \d+, or -1 .*, got -2 in round 0\.",
+    ),
+    "a row that a data set does not have, by select_examples": (
+        lambda: of_parties_and(
+            select_examples=lambda round, key: {"unlabelled": jnp.full((1, 2), 299)}
+        ),
+        r"examples\['unlabelled'\] from 0 to \d+, .*, got 299 in round 0\.",
     ),
     "no cohort of a pool": (
         lambda: selects(clients={"others": jnp.zeros(2, jnp.int32)}),
@@ -396,6 +421,7 @@ def test_a_wrong_algorithm_is_one_line_before_anything_compiles(case, stream, tm
 @pytest.mark.parametrize("stream", [False, True], ids=["resident", "streamed"])
 def test_a_right_one_is_left_alone(stream):
     check_experiment(experiment_of(make_algorithm(), stream))
+    check_experiment(experiment_of(selects_rows(lambda round: -1), stream))  # reads no examples
     # Weights of examples and arrays among the metrics are fine, and so are weak types.
     check_experiment(experiment_of(with_metrics(main__share=0.5, main__shares=jnp.ones(3)), stream))
 
