@@ -63,7 +63,7 @@ setup(
         "ml-collections>=1.0",
         "msgpack>=1.1.0",
         "numpy>=2.1.3",
-        "optax>=0.2.6",
+        "optax>=0.2.8",
         "protobuf>=6.31.1",
         "rich>=13.9.4",
         "safetensors>=0.7.0",
