@@ -96,7 +96,7 @@ def _parts(settings: ConfigDict, count: int) -> tuple[int, int]:
     if settings.private_share is not None:
         check_number("data.private_share", settings.private_share, above=0, high=1)
         private = round(settings.private_share * count)
-    most = count if public == count else count - public
+    most = count if settings.public_share == 1 else count - public
     if public < 1 or not 1 <= private <= most:
         raise ValueError(
             f"data.public_share and data.private_share must leave both parts some of {count} training "

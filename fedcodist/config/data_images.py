@@ -1,5 +1,6 @@
 """Loads images, the digits or those of a prepared folder, and the unlabelled images of the server."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,8 +86,11 @@ def image_preprocess(
 
     Training takes random crops of the padded image and flips them; evaluation takes the central crop.
     Without augmentation training reads images as evaluation does. Without `data.crop` images are used
-    whole.
+    whole. A `data.preprocess` replaces both.
     """
+    if settings.get("preprocess") is not None:
+        _warn_of_unread(settings)
+        return augmentation.image_preprocess(), augmentation.image_preprocess()
     size, padding, image_size = settings.get("crop"), settings.get("padding", 0), image_shape[:2]
     check_integer("data.padding", padding, low=0)
     if size is not None:
@@ -122,6 +126,15 @@ def image_preprocess(
         colours,
     )
     return train, plain
+
+
+def _warn_of_unread(settings: ConfigDict) -> None:
+    off = {"crop": None, "padding": 0, "augmentation": "none", "mean": None, "deviation": None}
+    if unread := [f"data.{n}" for n, o in off.items() if settings.get(n) not in (None, o)]:
+        warnings.warn(
+            f"{', '.join(unread)} not read: data.preprocess replaces the library's own preprocessing.",
+            stacklevel=2,
+        )
 
 
 def _unlabelled(

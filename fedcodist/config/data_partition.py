@@ -79,7 +79,10 @@ def repartitioned(
             "data.partition.seed is no setting: a partition is drawn with data.seed. Set that instead."
         )
     deal = choice_or_reference("data.partition.name", settings.name, PARTITIONS)
-    lie_together = clients.num_clients > 1 or bool(settings.get("all_splits"))
+    # Natural data without clients are often in the order of the ids by which they are then dealt.
+    lie_together = (
+        clients.num_clients > 1 or bool(settings.get("all_splits")) or settings.name == "by_id"
+    )
     clients = _drawn(clients, settings.get("examples"), seed)
     clients, splits = _without_validation(
         clients, settings.get("validation") or 0.0, seed, at_random=lie_together
@@ -97,10 +100,9 @@ def repartitioned(
             f"data.partition.name {settings.name!r} must return a list with the indices of each "
             f"client's examples, or a mapping, got {shown(partition)}."
         )
-    columns = {n: c for n, c in clients.columns.items() if c.dtype.kind not in "SU"}
     with named("data.partition: "):
         train = FederatedData.from_arrays(
-            columns, partition=partition, allow_empty=clients.allow_empty
+            _numbers(clients), partition=partition, allow_empty=clients.allow_empty
         )
     if rotations := settings.get("feature_rotations"):
         images = train.columns.get("image")
@@ -116,6 +118,11 @@ def repartitioned(
         with named("data.partition.feature_noise: "):
             train = feature_noise(train, sigma, seed, scale=largest_pixel)
     return {"train": train, **splits}
+
+
+def _numbers(data: FederatedData) -> dict[str, np.ndarray]:
+    """The columns that are no text."""
+    return {name: column for name, column in data.columns.items() if column.dtype.kind not in "SU"}
 
 
 def check_no_all_splits(settings: ConfigDict) -> None:
@@ -212,8 +219,9 @@ def _without_validation(
 ) -> tuple[FederatedData, dict[str, FederatedData]]:
     """(the clients without a share of all examples; these examples as a split).
 
-    They are the last ones of data without clients. Of several clients or splits they are drawn at
-    random, since the last clients may lack many labels. Both parts keep the order of the data.
+    They are the last ones of data without clients. Of several clients or splits, and with `by_id`, they
+    are drawn at random, since the last clients may lack many labels. Both parts keep the order of the
+    data. Text is left out of the split: it says whose examples they are, and networks do not read it.
     """
     check_number("data.partition.validation", share, low=0, high=1)
     count = round(share * clients.num_examples)
@@ -236,7 +244,7 @@ def _without_validation(
         # With the purpose's name it is another draw than those of the partition with this seed.
         draw = np.random.default_rng([seed, *b"validation"])
         is_apart[draw.choice(clients.num_examples, count, replace=False)] = True
-    columns = {name: column[is_apart] for name, column in clients.columns.items()}
+    columns = {name: column[is_apart] for name, column in _numbers(clients).items()}
     validation = FederatedData.of_one_client(columns, "validation")
     return _with_examples(clients, np.flatnonzero(~is_apart)), {"validation": validation}
 

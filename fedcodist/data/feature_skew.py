@@ -23,8 +23,8 @@ def feature_noise(
 
     The noise of the i-th of N clients (i from 1) has mean 0 and the standard deviation `sigma * i / N`,
     as in section III-B of [NIID-Bench](https://arxiv.org/abs/2102.02079). The paper calls this level the
-    variance; its released code uses it as the standard deviation, as here. The noise is drawn once, not
-    anew in every epoch.
+    variance; its released code uses it as the standard deviation, as here, but with the levels
+    `sigma * (i - 1) / (N - 1)`. The noise is drawn once, not anew in every epoch.
 
     Args:
       data: the clients. Later clients get more noise, so their order matters.

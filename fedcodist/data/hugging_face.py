@@ -128,10 +128,10 @@ def _split_of(source: Any, split: str | None) -> Any:
         if split not in source:
             raise ValueError(f"split must be one of {sorted(source)}, got {split!r}")
         return source[split]
-    if split is not None and getattr(source, "split", None) not in (None, split):
-        raise ValueError(
-            f"split must be left out for a Dataset, or be its own, {str(source.split)!r}, got {split!r}"
-        )
+    own = getattr(source, "split", None)
+    if split is not None and split != own:
+        or_own = "" if own is None else f", or be its own, {str(own)!r}"
+        raise ValueError(f"split must be left out for a Dataset{or_own}, got {split!r}")
     return source
 
 

@@ -57,7 +57,8 @@ def dirichlet(
       min_size: the least number of examples of a client.
       balanced: whether a client that has reached the mean size gets no examples of further labels, in
         ascending order of labels. Sizes differ less then, and the last labels have fewer clients. It is
-        the division of [PFLlib](https://github.com/TsingZ0/PFLlib) and HtFLlib, but for `min_size`.
+        the division of the released code of Yurochkin et al., and of NIID-Bench, FedLab,
+        [PFLlib](https://github.com/TsingZ0/PFLlib) and HtFLlib, but for `min_size`.
 
     Raises:
       ValueError, TypeError: concentration <= 0, fewer than `num_clients * min_size` examples, or

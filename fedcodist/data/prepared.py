@@ -151,7 +151,8 @@ def load_prepared(
       split -> data.
 
     Raises:
-      PreparedDataError: names the file that is missing, cut off, changed or not in the manifest.
+      PreparedDataError: names the file that is missing, cut off, changed, or beside a split's files but
+        not in the manifest.
     """
     folder = Path(folder)
     entries = manifest(folder)["splits"]

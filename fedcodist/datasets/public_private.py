@@ -430,7 +430,7 @@ def _some(data: FederatedData, count: int | None, seed: int) -> FederatedData:
     check_integer("seed", seed, low=0)
     if count > total:
         raise ValueError(f"num_public must be at most the {total} public images, got {count}.")
-    # A separate random stream: the parties' images are drawn from the same seed.
+    # Another random stream than those of the first ten parties, whose images are drawn with this seed.
     examples = np.sort(np.random.default_rng([seed, 10]).permutation(total)[:count])
     return _pseudo_client(data.columns["image"], data.columns["label"], examples, "public")
 

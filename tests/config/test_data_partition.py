@@ -310,6 +310,17 @@ def test_a_share_of_no_example_is_no_validation(offsets):
         repartitioned(data, settings, SEED, 255.0)
 
 
+def test_validation_by_id_is_drawn_from_all_ids_and_has_no_text():
+    """Natural data are often in the order of the ids; the last rows would be those of two users."""
+    users = np.repeat([f"u{user:02}" for user in range(20)], 6)
+    data = FederatedData.from_arrays({**COLUMNS, "user": users}, offsets=[0, 120])
+    settings = ConfigDict(dict(name="by_id", column="user", validation=0.1))
+    splits = repartitioned(data, settings, SEED, 255.0)
+    assert splits["train"].num_clients == 20 and splits["train"].num_examples == 108
+    assert set(splits["validation"].columns) == {"image", "label", "coarse_label"}
+    assert set(splits["train"].columns) == set(splits["validation"].columns)
+
+
 @pytest.mark.parametrize("name", ["iid", "natural"])
 def test_validation_of_data_that_lie_client_by_client_is_drawn_from_all_of_them(name):
     rows = np.argsort(LABELS, kind="stable")

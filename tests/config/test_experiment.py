@@ -1,6 +1,7 @@
 """From a config to an experiment: every name that it may use, and the digits config."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -392,6 +393,20 @@ def test_prepared_images_are_cropped_and_normalised(prepared):
     read = experiment.evaluation_preprocess(batch, jax.random.key(0), jnp.arange(2))["image"]
     expected = (images[:2, 4:28, 4:28] / 255 - CIFAR_MEAN) / CIFAR_DEVIATION
     np.testing.assert_allclose(read, expected, atol=1e-5)
+
+
+def test_a_preprocessing_of_ones_own_replaces_the_librarys(prepared, monkeypatch):
+    own = SimpleNamespace(halved=lambda batch, key, positions: {"image": batch["image"] / 2})
+    monkeypatch.setitem(sys.modules, "own_preprocessing", own)
+    config = prepared(arguments={})  # without a known mean, which is not needed
+    config.data.update(crop=None, augmentation="none")
+    with config.unlocked():
+        config.data.preprocess = "own_preprocessing:halved"
+    assert reading.load_data(config.data).preprocess is own.halved
+    config.data.update(crop=24, augmentation="per_image")
+    message = r"^data\.crop, data\.augmentation not read: data\.preprocess replaces"
+    with pytest.warns(UserWarning, match=message):
+        reading.load_data(config.data)
 
 
 def test_the_32x32_networks_read_padded_crops(prepared):

@@ -404,6 +404,7 @@ def test_all_methods_are_compared_on_the_same_budget(tmp_path: Path, capfd):
         (dict(data__assignment="odd"), r"data.assignment must be one of \['even', 'random'\]"),
         (dict(data__labels_per_client=0), r"data\.labels_per_client must be at least 1, got 0"),
         (dict(data__public_share=0.4, data__private_share=0.7), "must leave both parts some"),
+        (dict(data__public_share=0.9998, data__private_share=0.5), "must leave both parts some"),
         (dict(data__num_clients=1), r"^parties must be at least 2 clients on a graph, got 1"),
         (
             dict(parties__graph=dict(name="ring")),

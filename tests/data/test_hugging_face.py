@@ -139,6 +139,11 @@ def test_many_examples_are_read_in_order():
             {},
             r"split must be one of \['train'\], got",
         ),
+        (
+            lambda: pictures(GREY),
+            {"split": "test"},
+            "split must be left out for a Dataset, got 'test'",
+        ),
         (lambda: pictures(PICTURES).select([]), {}, "source has no examples"),
         (lambda: pictures(PICTURES).to_iterable_dataset(), {}, "is read without streaming=True"),
         (

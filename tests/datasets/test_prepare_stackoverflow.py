@@ -149,3 +149,8 @@ def test_c4_in_the_vocabulary_of_stack_overflow(prepare, database, tmp_path, pie
     assert "--sentences must be at least 1, got 0" in error
     error = one_line(prepare(C4, source, tmp_path / "no", "--vocabulary-of", str(source)))
     assert "is this a prepared folder?" in error
+    words = text / "vocabulary" / "word.npy"
+    content = words.read_bytes()
+    words.write_bytes(content[:-4] + bytes([content[-4] ^ 1]) + content[-3:])  # the last letter
+    error = one_line(prepare(C4, source, tmp_path / "no", *arguments))
+    assert "word.npy differs from its sha256 in the manifest" in error

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from fedcodist.algorithms.parties.groups import party_names
 from fedcodist.algorithms.parties.shared_examples import PUBLIC
-from fedcodist.config import networks, party_methods, pool_methods
+from fedcodist.config import networks, party_methods, passes, pool_methods
 from fedcodist.config.algorithm import build_algorithm
 from fedcodist.config.data import load_data
 from fedcodist.config.networks import MODELS
@@ -492,3 +492,10 @@ def test_what_is_computed_of_padding(network, percent):
     share = (20 - 13.3) * below / (20 * below + 13.3 * 2 * width * classes)
     assert 100 * share == pytest.approx(percent, abs=0.6)
     assert f"{percent} %" in " ".join(language_model.__doc__.split())
+
+
+def test_levels_of_one_width_are_one_part_that_fjord_draws():
+    forward = {"small": 10.0, "as_small": 10.0, "whole": 20.0}
+    of_pools = lambda flops_of: {pool: flops_of(pool) for pool in forward}
+    run = types.SimpleNamespace(forward=forward, settings={}, additional_flops=of_pools)
+    assert passes.fjord(run) == {"small": 30.0, "as_small": 30.0, "whole": 3 * (10 + 20) / 2}

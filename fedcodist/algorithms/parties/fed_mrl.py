@@ -92,7 +92,8 @@ def fed_mrl(
       small: the shared model of `headed`, whose embedding is at most as wide.
       training: of own network, small model and projector, on the same batches.
       hyper: learning rate and the weights of both losses.
-      weighted: whether small models are weighted by parties' numbers of examples, as in the paper.
+      weighted: whether small models are weighted by parties' numbers of examples, as the authors' code
+        means to do (not verified in the paper).
       execution, name: as in `fed_md`.
       reduce: how small models are averaged; by default their weighted mean.
 

@@ -64,9 +64,14 @@ def open_source(arguments: argparse.Namespace, show: preparation.Show) -> prepar
     text = load_prepared(arguments.vocabulary_of, verify=False)
     vocabulary = vocabulary_of(text)
     text_manifest = manifest(arguments.vocabulary_of)
+    # Of this folder, which may be large, only the words are copied.
+    words = text_manifest["splits"]["vocabulary"]["files"]["word"]["sha256"]
+    path = Path(arguments.vocabulary_of, "vocabulary", "word.npy")
+    if preparation.file_checksum(path, "sha256") != words:
+        raise ValueError(f"{path} differs from its sha256 in the manifest: corrupt or edited")
     split = piece_splitter(vocabulary.words) if text_manifest["arguments"].get("pieces") else None
     recorded = {
-        "vocabulary": text_manifest["splits"]["vocabulary"]["files"]["word"]["sha256"],
+        "vocabulary": words,
         "sentences": arguments.sentences,
         "sha256": {},
         "domains": [],
