@@ -36,8 +36,8 @@ and no file is needed. The sizes of FetchSGD and Federated Dropout are for froze
 the model once) and 60 % of FedAvg's bytes. A client of Federated Dropout has one of two heads in each
 layer and 323 inner neurons of 512. FetchSGD takes a plain gradient of a twentieth of the examples in
 each of its rounds, without dropout. Its learning rate is tuned
-(results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not. In its runs with two seeds clients are weighted
-by all of their sentences, later by those of the gradient, which are equally many.
+(results/tuning/ade_fed_kd_fetch_sgd.json), Adam's is not. In its runs with two seeds clients are
+weighted by all of their sentences, later by those of the gradient, which are equally many.
 """
 
 from ml_collections import ConfigDict, config_dict

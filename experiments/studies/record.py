@@ -215,11 +215,18 @@ def _data_notes(config: Mapping[str, Any], environment: Mapping[str, Any]) -> li
 
 def _precision_notes(environment: Mapping[str, Any]) -> list[str]:
     """Notes on precision, which is in the plans of execution and not in the config."""
-    starts = [environment, *environment.get("resumed", [])]
-    found = dict.fromkeys(start.get("plan", {}).get("precision", "float32") for start in starts)
+    found = dict.fromkeys(
+        start.get("plan", {}).get("precision", "float32") for start in _starts(environment)
+    )
     if list(found) == ["float32"]:
         return []
     return [f"Networks computed in {', then in '.join(found)}."]
+
+
+def _starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those that trained: of a finished run that is started again nothing is computed."""
+    later = environment.get("resumed", [])
+    return [environment, *(start for start in later if not start.get("only_reads"))]
 
 
 def _without_machine(command: str | None) -> str | None:
@@ -229,8 +236,7 @@ def _without_machine(command: str | None) -> str | None:
 
 def _start_notes(environment: Mapping[str, Any]) -> list[str]:
     """Notes on a run that was continued on another kind of device, or with other code."""
-    starts = [environment, *environment.get("resumed", [])]
-    notes = []
+    notes, starts = [], _starts(environment)
     for what, name in (("Devices", "device"), ("Commits", "commit")):
         found = list(dict.fromkeys(str(start[name]) for start in starts if start.get(name)))
         notes += [f"{what}: {', '.join(found)}."] if len(found) > 1 else []

@@ -50,7 +50,7 @@ from fedcodist.report.entries import (
 )
 from fedcodist.report.ranking import ranked, unknown_model
 from fedcodist.report.ranking_table import for_terminal, ranking_table
-from fedcodist.report.runs import load_run, mapping_of, read_object
+from fedcodist.report.runs import final_of, load_run, mapping_of, read_object
 
 _OF_FOLDERS = ("--metric", "--split", "--model", "--baseline")
 
@@ -219,7 +219,7 @@ def _check_names(
 def _names_in(folder: Path) -> EvaluatedNames | None:
     """The names in a finished run's last metrics; None for another run."""
     try:
-        models = mapping_of(read_object(folder / "summary.json"), "final")
+        models = final_of(read_object(folder / "summary.json"))
     except ValueError:
         return None
     metrics: dict[str, list[str]] = {}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedcodist.config.registry import METHOD_NAMES, load_methods, method_of
 from fedcodist.report.runs import (
+    TRAINING,
     Run,
     Series,
     find_run_folders,
@@ -19,7 +20,6 @@ from fedcodist.report.runs import (
 from fedcodist.report.settings import differing_settings, distinct, settings_of_run
 
 ACCURACY = "accuracy"
-TRAINING = "clients"  # the split of training's metrics lines
 # Numbers of metrics lines that are no metrics.
 _NO_METRICS = ("round", "model", "split", "seed", "clients", "epsilon")
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedcodist.report.collection import TRAINING
-from fedcodist.report.runs import Run, Series, mapping_of, number_of
+from fedcodist.report.runs import TRAINING, Run, Series, mapping_of, number_of
 
 if TYPE_CHECKING:
     from fedcodist.report.work import Flops

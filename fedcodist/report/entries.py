@@ -133,7 +133,7 @@ def _entries(name: str, run: Run, metric: str, split: str, costs: Costs) -> list
                 continue
             # Undefined values are null.
             of_seeds = [math.nan if value is None else scale * value for value in values[key]]
-            seeds = tuple(first_seed(config) + index for index in range(len(of_seeds)))
+            seeds = _seeds(run, len(of_seeds))
             entries.append(
                 Entry(
                     run=name,
@@ -159,6 +159,14 @@ def _entries(name: str, run: Run, metric: str, split: str, costs: Costs) -> list
     if not entries:
         raise unknown_metric(metric, list(measured), name)
     return entries
+
+
+def _seeds(run: Run, count: int) -> tuple[int, ...]:
+    """Those of the metrics lines; if these count seeds from 0, the config's."""
+    first = first_seed(run.config)
+    found = sorted({series.seed for series in run.records})
+    is_absolute = len(found) == count and found[0] >= first
+    return tuple(found) if is_absolute else tuple(range(first, first + count))
 
 
 def _shared_models(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcodist.report.collection import TRAINING, Collection, Method
-from fedcodist.report.runs import Run, Series
+from fedcodist.report.collection import Collection, Method
+from fedcodist.report.runs import TRAINING, Run, Series
 
 MOST_MODELS = 8  # more than these are averaged
 _MEAN = "mean of"

@@ -12,11 +12,11 @@ from fedcodist.core.extras import install_command
 from fedcodist.core.metric_kinds import is_share
 from fedcodist.report.accuracy_table import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
-from fedcodist.report.collection import TRAINING, Collection, Curve, Method, curve, last_evaluations
+from fedcodist.report.collection import Collection, Curve, Method, curve, last_evaluations
 from fedcodist.report.costs import bytes_after, pools_of
 from fedcodist.report.mean_model import panel_title, with_mean_model
 from fedcodist.report.privacy_plot import privacy_plot
-from fedcodist.report.runs import mapping_of
+from fedcodist.report.runs import TRAINING, mapping_of
 from fedcodist.report.styles import styles
 
 if TYPE_CHECKING:

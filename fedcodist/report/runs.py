@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+TRAINING = "clients"  # the split of training's metrics lines
 RUN_CONTENTS = ("metrics.jsonl", "summary.json", "environment.json", "checkpoints")
 
 
@@ -48,6 +49,8 @@ def load_run(folder: Path | str) -> Run:
     if config is None:
         raise ValueError(f"{folder / 'config.json'} is not a JSON object: not a run folder")
     summary = _object_or_nothing(folder / "summary.json") or {}
+    if "final" in summary:
+        summary = {**summary, "final": final_of(summary)}
     environment = _object_or_nothing(folder / "environment.json") or {}
     records = _read_records(folder / "metrics.jsonl", first_seed(config), notes)
     finished = summary.get("finished") is True
@@ -66,6 +69,16 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return content
+
+
+def final_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Model -> split -> metrics, without those of training, which earlier versions wrote for parties."""
+    return {
+        model: {split: values for split, values in splits.items() if split != TRAINING}
+        if isinstance(splits, dict)
+        else splits
+        for model, splits in mapping_of(summary, "final").items()
+    }
 
 
 def read_lines(

@@ -19,28 +19,34 @@ def settings_of_run(run: Run) -> dict[str, Any]:
 def with_identity(run: Run) -> dict[str, Any]:
     """The run's config, and what environment.json says of the run that the config does not say.
 
-    Of a run with a config, that is the precision, the checksums of prepared folders, and the code to
-    which settings refer. Of a run without one it is all of the experiment, since experiments of
-    different networks, data or rounds would look the same. The seeds are left out, since runs of one
-    method differ in them.
+    Of a run of the command, that is the precision, the checksums of prepared folders, and the code to
+    which settings refer. Of a run of Python it is all of the experiment, since experiments of different
+    networks, data or rounds would look the same, and a config that Python gives may say something else.
+    The seeds are left out, since runs of one method differ in them.
     """
     identity = mapping_of(run.environment, "identity")
+    settings = mapping_of(identity, "settings")
+    whole = run.config
     if any(key in run.config for key in ("evaluation", "phase")):
         prepared = {
             name: value[:_SHOWN] if isinstance(value, str) else value
             for name, value in mapping_of(identity, "prepared").items()
         }
-        return {**run.config, "precision": _precision(run.environment), "prepared": prepared}
+        whole = {**run.config, "precision": _precision(run.environment), "prepared": prepared}
+        if "hyper" not in settings:  # they are described only of an experiment that Python made
+            return whole
     if not identity:
-        return run.config
-    settings = mapping_of(identity, "settings")
+        return whole
     settings = {key: value for key, value in settings.items() if key not in NOT_OF_A_METHOD}
-    return {**run.config, "identity": {**identity, "settings": settings}}
+    if "start" in settings:  # its values may depend on the seed, as initial values do
+        settings["start"] = bool(settings["start"])
+    return {**whole, "identity": {**identity, "settings": settings}}
 
 
 def _precision(environment: Mapping[str, Any]) -> str:
     """The precision in which networks computed, in the order of the run's starts if it changed."""
-    starts = [environment, *environment.get("resumed", [])]
+    later = environment.get("resumed", [])
+    starts = [environment, *(start for start in later if not start.get("only_reads"))]
     return ", then ".join(
         distinct(mapping_of(start, "plan").get("precision", "float32") for start in starts)
     )

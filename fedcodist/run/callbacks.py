@@ -25,6 +25,7 @@ Callbacks are called in one process; their decision holds for all processes. Aft
 splits are evaluated, and callbacks get these metrics lines too.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -71,6 +72,18 @@ def check_callbacks(callbacks: Any, experiment: Any) -> None:
             "callbacks must have at most one that keeps a round, since only one is kept, got "
             f"{keeping[0]} and {keeping[1]}."
         )
+
+
+def keeper_of(callbacks: Sequence[Callback]) -> str:
+    """The callback that keeps a round, as the same text in every start; empty where there is none."""
+    for callback in callbacks:
+        if getattr(callback, "keeps", False):
+            fields = dataclasses.fields(callback) if dataclasses.is_dataclass(callback) else ()
+            values = {field.name: getattr(callback, field.name) for field in fields}
+            plain = {n: v for n, v in values.items() if isinstance(v, str | int | float | None)}
+            shown_values = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+            return f"{type(callback).__name__}({shown_values})"
+    return ""
 
 
 def start_callbacks(callbacks: Sequence[Callback], config: Mapping[str, Any] | None) -> None:

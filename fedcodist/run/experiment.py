@@ -17,7 +17,13 @@ from fedcodist.core.padding_checks import collected_padding
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.splits import federated_splits
 from fedcodist.privacy.accounting import PrivacyBudget
-from fedcodist.run.callbacks import Callback, check_callbacks, finish_callbacks, start_callbacks
+from fedcodist.run.callbacks import (
+    Callback,
+    check_callbacks,
+    finish_callbacks,
+    keeper_of,
+    start_callbacks,
+)
 from fedcodist.run.client_metrics import ClientMetrics
 from fedcodist.run.client_splits import ClientSplit, checked_client_splits
 from fedcodist.run.experiment_checks import (
@@ -194,7 +200,7 @@ def run_experiment(
             whole_plan = {**machine, **execution, **(plan or {})}
             if is_writer:
                 settings = _described(experiment) if config is None else config
-                folder.claim(settings, whole_plan, change_plan, identity)
+                folder.claim(settings, whole_plan, change_plan, identity, keeper_of(callbacks))
         check_same_run(config, plan, identity and identity.content)
         callbacks = callbacks if is_writer else ()
         start_callbacks(callbacks, config)
@@ -325,7 +331,9 @@ def _run(
     kept, kept_metrics = None, {}
     if kept_states := loop.kept_states():
         kept = Kept(kept_states.round, models_on_host(experiment.algorithm, kept_states.state))
-        kept_metrics = loop.kept_metrics(kept_states)
+        # Those of a finished run were computed as the run was, which this start may not be.
+        measured = folder.kept_metrics(kept_states.round) if folder and was_finished else None
+        kept_metrics = loop.kept_metrics(kept_states) if measured is None else measured
     summary = loop.summary(variables)
     if kept:
         summary["kept"] = {"round": kept.round, "final": kept_metrics}

@@ -161,7 +161,7 @@ def final_metrics(records: Iterable[Record], round: int) -> dict[str, Any]:
     """Model -> split -> metric -> one value per seed, of the evaluation after a round."""
     final: dict[str, Any] = {}
     for record in records:
-        if record["round"] == round and "loss" in record:
+        if record["round"] == round and record["split"] != TRAINING and "loss" in record:
             metrics = final.setdefault(record["model"], {}).setdefault(record["split"], {})
             for name, value in record.items():
                 if name not in WHAT_IS_MEASURED and not isinstance(value, dict | list):

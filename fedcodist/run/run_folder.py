@@ -1,6 +1,7 @@
 """`RunFolder`: a run's config, metrics, summary and environment as JSON, and its checkpoints."""
 
 import codecs
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -64,6 +65,7 @@ class RunFolder:
         plan: Mapping[str, Any],
         change_plan: bool,
         identity: Identity | None = None,
+        keeper: str = "",
     ) -> None:
         """Makes the folder this run's, or checks that it already is, and locks it.
 
@@ -73,6 +75,7 @@ class RunFolder:
           change_plan: whether the plan may be another one than before.
           identity: what distinguishes the run beside its config, kept in environment.json. A folder of
             an earlier version, which has none, gets this one.
+          keeper: what keeps the best round's models; empty where nothing does.
 
         Raises:
           RunFolderError: another process uses the folder; its config or identity is that of another
@@ -82,9 +85,9 @@ class RunFolder:
         check_folder(self.path)
         config, plan = json.loads(json.dumps(config)), json.loads(json.dumps(plan))
         if not (self.path / LOCK).exists():  # nor into another run's, which may be an old copy
-            self._check_start(config, plan, change_plan, identity)
+            self._check_start(config, plan, change_plan, identity, keeper)
         self._take_lock()
-        first = self._check_start(config, plan, change_plan, identity)
+        first = self._check_start(config, plan, change_plan, identity, keeper)
         for path in self.path.glob(".*"):
             if is_unfinished(path.name):
                 path.unlink()
@@ -96,11 +99,19 @@ class RunFolder:
         if first:
             # The environment of the first start stays, also its plan; that of each later start is added.
             resumed = first.get("resumed", [])
-            resumed = [*(resumed if isinstance(resumed, list) else []), environment]
+            later = environment | ({"only_reads": True} if self._is_finished() else {})
+            resumed = [*(resumed if isinstance(resumed, list) else []), later]
             environment = {**first, "resumed": resumed}
+        else:
+            environment["keeper"] = keeper
         if identity is not None:
             environment["identity"] = identity.content
         self._write("environment.json", environment)
+
+    def _is_finished(self) -> bool:
+        """Whether the run has its summary, and the checkpoint of its last round."""
+        last_round = self._summary().get("rounds")
+        return isinstance(last_round, int) and notes_of(self.checkpoints, last_round) is not None
 
     def _check_start(
         self,
@@ -108,6 +119,7 @@ class RunFolder:
         plan: Mapping[str, Any],
         change_plan: bool,
         identity: Identity | None,
+        keeper: str,
     ) -> dict[str, Any]:
         """Checks that the run may start or continue here; returns its environment.json, empty at first.
 
@@ -127,9 +139,23 @@ class RunFolder:
             self._check_not_without_checkpoints()
             self._check_not_longer(identity.content["rounds"])
             self._check_not_cut_short(identity.content["rounds"], first.get("identity", {}))
+            will_train = identity.is_longer(first.get("identity", {})) or not self._is_finished()
+            self._check_same_keeper(keeper, first.get("keeper"), will_train)
         if first and not change_plan:
             self._check_same_plan(plan, first)
         return first
+
+    def _check_same_keeper(self, keeper: str, before: str | None, will_train: bool) -> None:
+        """Raises RunFolderError if another callback than at first is to keep the best round's models.
+
+        A finished run may be read again without one. Folders of earlier versions do not say what kept.
+        """
+        if before not in (None, keeper) and (keeper or will_train):
+            raise RunFolderError(
+                f"{self.path} is of a run whose models are kept by {before or 'no callback'}, not by "
+                f"{keeper or 'no callback'}: what other rounds have not kept is lost. Use the same "
+                "callback or another --workdir."
+            )
 
     def _check_same_run(
         self, config: Mapping[str, Any], identity: Identity | None, theirs: dict[str, Any] | None
@@ -275,6 +301,17 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as finished."""
         self._write("summary.json", summary)
+
+    def kept_metrics(self, round: int) -> dict[str, Any] | None:
+        """Those of the models that a finished run has kept of a round; None if it has none."""
+        kept = self._summary().get("kept") or {}
+        return kept.get("final") if kept.get("round") == round else None
+
+    def _summary(self) -> dict[str, Any]:
+        """The content of summary.json; empty where there is none that can be read."""
+        with contextlib.suppress(RunFolderError):
+            return self._read("summary.json")
+        return {}
 
     def remove_summary(self) -> bool:
         """Makes the run one that is not finished; returns whether it was.

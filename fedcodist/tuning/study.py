@@ -175,6 +175,7 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                     f"study {plan.name!r} in {plan.storage} was not made by this command."
                 )
             study.enqueue_trial(**_queued(plan.first), skip_if_exists=True)
+            study.set_user_attr("first", dict(plan.first))
             # Set last, so that a study whose creation was interrupted is made again.
             study.set_user_attr("made_of", guarded)
         elif difference := _difference(made_of, guarded):
@@ -182,7 +183,9 @@ def open_study(plan: Plan, worker: Worker) -> optuna.Study:
                 f"study {plan.name!r} in {plan.storage} was made with {difference}. "
                 "Use another --study, or the same settings."
             )
-        study.set_user_attr("command", plan.command)
+        # A command with other tuned values would begin with another trial.
+        if study.user_attrs.get("first", dict(plan.first)) == dict(plan.first):
+            study.set_user_attr("command", plan.command)
         study.set_user_attr("commit", running_commit())
     return study
 

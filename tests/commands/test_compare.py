@@ -914,6 +914,34 @@ def test_a_config_of_another_form_is_one_line_and_has_no_plot_of_bytes(changed, 
     assert (known is None) == ("pools" in changed or "algorithm" in changed)
 
 
+def test_the_split_of_training_is_none_of_the_final_ones(tmp_path):
+    """Earlier versions wrote it for parties."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["final"]["main"]["clients"] = {"num_steps": [4, 4]}
+    path.write_text(json.dumps(summary))
+    with pytest.raises(ValueError, match=r"^--split must be one of \['test', 'held_out'\] for"):
+        entries_lib.read_run("run", load_run(tmp_path / "run"), split="clients")
+    assert set(compare._names_in(tmp_path / "run").metrics) == {"test", "held_out"}
+
+
+def test_seeds_are_those_of_the_metrics_lines(tmp_path):
+    """A config that Python gives may have another one than the experiment."""
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        write_run(folder)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["final"] = {"main": {"test": {"accuracy": [0.5]}}}
+        del summary["models"]["model_1"]
+        (folder / "summary.json").write_text(json.dumps(summary))
+        line = {"round": 10, "model": "main", "split": "test", "seed": seed, "accuracy": 0.5}
+        examples = line | {"split": "clients", "client_examples": 20.0}
+        lines = "".join(json.dumps(each) + "\n" for each in (line, examples))
+        (folder / "metrics.jsonl").write_text(lines)
+        assert read_run("run", folder)[0].seeds == (seed,)
+
+
 def test_a_config_of_ones_own_without_final_splits_is_ranked(tmp_path):
     write_run(tmp_path / "run")
     path = tmp_path / "run" / "config.json"

@@ -210,6 +210,16 @@ def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
             "precision={}",
         ),
         (
+            {"plan": {}, "resumed": [{"plan": {"precision": "bfloat16"}}]},
+            {"plan": {}, "resumed": [{"plan": {"precision": "bfloat16"}, "only_reads": True}]},
+            "precision={}",
+        ),
+        (
+            {"identity": {"settings": {"hyper": {"rate": 1.5}, "start": [1], "seed": 0}}},
+            {"identity": {"settings": {"hyper": {"rate": 0.1}, "start": [2], "seed": 1}}},
+            "rate={}",
+        ),
+        (
             {"identity": {"prepared": {"data/mine": "0123456789"}}},
             {"identity": {"prepared": {"data/mine": "9876543210"}}},
             "data/mine={}",
@@ -220,7 +230,7 @@ def test_runs_with_other_settings_are_methods_of_their_own(tmp_path):
             "code={}",
         ),
     ],
-    ids=["precision", "precision changed", "data", "code"],
+    ids=["precision", "precision changed", "only read in another", "of Python", "data", "code"],
 )
 def test_runs_of_one_config_in_another_precision_on_other_data_or_with_other_code_are_not_joined(
     one, other, label, tmp_path
@@ -236,6 +246,7 @@ def test_runs_of_one_config_in_another_precision_on_other_data_or_with_other_cod
         "precision={}": ["float32, then bfloat16" if "resumed" in one else "float32"],
         "data/mine={}": ["01234567", "98765432"],
         "code={}": ["a", "b"],
+        "rate={}": ["1.5", "0.1"],
     }[label]
     if label.startswith("precision"):
         values.append("float32" if "resumed" in one else "bfloat16")

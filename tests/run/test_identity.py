@@ -31,6 +31,7 @@ from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.folder_check import RunFolderError
 from fedcodist.run.identity import identity_of
 from fedcodist.run.sources import StreamedData, resident_data
+from fedcodist.run.stopping import KeepBest
 
 RATE = 0.9
 TEST = random_clients((2, 3), 3, 2)
@@ -387,6 +388,40 @@ def test_a_refused_start_leaves_a_finished_run_as_it_is(finished):
     with pytest.raises(RunFolderError, match="a checkpoint of round 2, beyond rounds=1"):
         run(finished, rounds=1)
     assert {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()} == before
+
+
+def test_a_finished_run_that_is_started_again_is_only_read(finished):
+    for rounds in (2, 3, 3):
+        run(finished, rounds=rounds)
+    resumed = json.loads((finished / "environment.json").read_text())["resumed"]
+    assert [bool(start.get("only_reads")) for start in resumed] == [True, False, True]
+
+
+def test_what_keeps_the_best_round_stays_the_same(tmp_path, compile_quickly):
+    """Another callback would give models that the first one had kept, or none."""
+
+    def start(*callbacks, rounds=2, name="run"):
+        return run_experiment(
+            make_experiment(rounds=rounds, evaluate_every=1),
+            tmp_path / name,
+            callbacks=callbacks,
+            show_progress=False,
+        )
+
+    kept = start(KeepBest("test", "loss")).kept
+    assert kept.round == start().kept.round == start(KeepBest("test", "loss")).kept.round
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    message = r"run whose models are kept by KeepBest\(split='test', metric='loss'.*, not by "
+    with pytest.raises(RunFolderError, match=f"{message}KeepBest.*smaller_is_better=False"):
+        start(KeepBest("test", "loss", smaller_is_better=False))
+    with pytest.raises(RunFolderError, match=f"{message}no callback"):
+        start(rounds=3)
+    now = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    assert before == now
+    assert start(KeepBest("test", "loss"), rounds=3).kept is not None
+    start(name="without")
+    with pytest.raises(RunFolderError, match="kept by no callback, not by KeepBest"):
+        start(KeepBest("test", "loss"), name="without")
 
 
 def test_more_rounds_of_a_finished_run(finished, tmp_path_factory):

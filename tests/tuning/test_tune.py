@@ -902,6 +902,15 @@ def test_what_a_study_may_be_continued_with(change, tmp_path):
     assert [trial.state for trial in opened.trials] == [TrialState.WAITING]
 
 
+def test_the_command_of_a_study_begins_with_its_first_trial(tmp_path):
+    commands = []
+    for alpha, command in ((0.7, "first"), (0.2, "begins otherwise"), (0.7, "goes on")):
+        config = alpha_config(**{"algorithm.alpha": alpha})
+        opened, _ = open_study(make_plan(config, tmp_path, command=command))
+        commands.append(opened.user_attrs["command"])
+    assert commands == ["first", "first", "goes on"]
+
+
 @pytest.mark.parametrize("option", [{"seed": 2}, {"pruner": "median"}], ids=repr)
 def test_a_study_of_other_options(option, tmp_path):
     """Its command would not reproduce it."""
