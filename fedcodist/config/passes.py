@@ -93,9 +93,8 @@ def fjord(work: Any) -> Any:
 
     def other_flops(pool: str) -> float:
         own = work.forward[pool]
-        within = {
-            cost for cost in work.forward.values() if cost <= own
-        }  # levels of one width are one
+        # Levels of one width are one network to draw.
+        within = {cost for cost in work.forward.values() if cost <= own}
         drawn = sum(within) / len(within)
         return LEARNING * (drawn if work.settings.get("self_distillation", True) else drawn - own)
 

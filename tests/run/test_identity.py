@@ -409,7 +409,14 @@ def test_what_keeps_the_best_round_stays_the_same(tmp_path, compile_quickly):
         )
 
     kept = start(KeepBest("test", "loss")).kept
-    assert kept.round == start().kept.round == start(KeepBest("test", "loss")).kept.round
+    assert kept.round == start().kept.round
+    # A start in another precision would compute other metrics of the kept models.
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary["kept"]["final"]["main"]["test"]["loss"] = [7.0]
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    again = start(KeepBest("test", "loss"))
+    assert again.kept.round == kept.round
+    assert again.summary["kept"]["final"]["main"]["test"]["loss"] == [7.0]
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
     message = r"run whose models are kept by KeepBest\(split='test', metric='loss'.*, not by "
     with pytest.raises(RunFolderError, match=f"{message}KeepBest.*smaller_is_better=False"):
