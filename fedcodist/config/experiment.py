@@ -142,10 +142,10 @@ def _check_samples(config: ConfigDict, data: Data) -> None:
     """Raises ValueError for a sampled softmax of networks that predict no words."""
     training = config.get("training") or {}  # parties have none
     is_own = is_reference(config.data.name) or is_reference(training.get("method"))
-    if training.get("samples") and data.text is None and not is_own:
+    if (samples := training.get("samples")) and data.text is None and not is_own:
         raise ValueError(
-            f"training.samples must be 0 with data.name={config.data.name!r}, got {training['samples']}: "
-            "only language models have a softmax over all words."
+            f"training.samples must be 0 with data.name={config.data.name!r}, got {samples}: only "
+            "language models have a softmax over all words."
         )
 
 
