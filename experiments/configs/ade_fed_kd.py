@@ -20,7 +20,8 @@ Question of the runs with five seeds: which of the paper's statements hold with 
 through their divisor) and with sentences with an effect twice, by F, average precision and loss?
 Intervals are Student's t over the differences of the seeds; test sentences are looked at once. The stop
 rule: three hours of two cores in all, for the encoder too. Runs are in the order of `get_runs` up to
-`fml`, then `centralised`, Federated Dropout, FetchSGD and the rest. What has not begun then is put off.
+`fml`, then `centralised`, Federated Dropout, FetchSGD and the rest. What has not begun then is put off:
+the networks with attention, `text_cnn_attention`, `text_lstm_attention` and `text_self_attention`.
 The encoder and the runs up to Federated Dropout took 4.6 hours of one core.
 
 The teacher is an encoder of four layers of width 128, the student one of two layers. Both start from the
