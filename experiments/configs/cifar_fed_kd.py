@@ -19,7 +19,8 @@ half the widths (24,938).
 - `centralised` is the same with one client who has all images; its teacher is the paper's "Cen".
 - `fed_kd,no_output`, `no_hidden` and `not_adaptive` leave a part of the losses out; `whole` compresses
   nothing.
-- `fed_kd,through_normaliser`: the losses' common divisor gets a gradient, as the paper's formula has it.
+- `fed_kd,through_normaliser`: the losses' common divisor gets a gradient, as in the released code; the
+  paper does not say.
   In all other runs it gets none: see `MutualLosses.detach_normaliser`.
 - `fed_kd,0.9-1` has other energy thresholds at start and end; `fed_kd` has 0.95 and 0.98.
 - `fml`: FML's losses for the same pair, with weights of a half. There are no hidden states and no
@@ -39,7 +40,7 @@ Results are in docs/results/fed_kd.md. Those with two seeds are older: in them t
 gradient, and sixteen clients had ten rounds. Runs of CNNs have five seeds, which decide most of the
 paper's statements; ResNets have two, since they take hours. With four clients most runs of CNNs take 1
 to 10 minutes each on two cores, Federated Dropout more. With sixteen, FedAvg takes half an hour to an
-hour and a half of one core, and FedKD two to three hours.
+hour and a half of one core, and FedKD one to two hours.
 """
 
 from typing import Any, NamedTuple

@@ -173,6 +173,10 @@ def fed_kd(records: Sequence[Record], notes: Notes) -> Page:
         ]
         if panel.around == "{}":
             parts += _students(full, panel)
+            for metric in panel.others[:1]:
+                measured = panel._replace(metric=metric)
+                if any(_sample(full, measured, method) for method in METHODS):  # not in older runs
+                    parts += _students(full, measured)
         parts += _parts(full, panel)
         if panel.around == "{}":
             parts += _thresholds(full, panel, notes)
@@ -258,19 +262,33 @@ def _methods(records: Sequence[Record], panel: Panel) -> str:
 def _without_threshold(records: Sequence[Record], panel: Panel, notes: Notes) -> list[str]:
     """What the panel's further metrics say of the methods and of each part of the losses."""
     parts = [Method(text, run, TEACHERS) for run, text in PARTS.items() if run != LOCAL.run]
+    parts = [
+        *(part for part in parts if part.run != FED_KD.run),
+        WHOLE._replace(name="with whole students"),
+    ]
+    of_student = lambda method: method._replace(model=STUDENT)
     rows = []
     for metric in panel.others:
         measured = panel._replace(metric=metric)
-        for method in (*METHODS, *(part for part in parts if part.run != FED_KD.run)):
+        for method in (*METHODS, *parts):
             if _sample(records, measured, method) is None:
                 continue
             name = method.name if method in METHODS else f"FedKD {method.name}"
-            to_local = "" if method == LOCAL else _difference(records, measured, method, LOCAL)
-            quality = _quality(records, measured, method)
-            rows.append([METRICS[metric], name, *quality, to_local])
+            value, student = _quality(records, measured, method)
+            differences = [
+                "" if method == base else _difference(records, measured, method, base)
+                for base in (LOCAL, FED_KD)
+            ]
+            if student and method != FED_KD:
+                both = of_student(method), of_student(FED_KD)
+                differences.append(_difference(records, measured, *both))
+            else:
+                differences.append("")
+            rows.append([METRICS[metric], name, value, student, *differences])
     if not rows:
         return []
-    headings = ["Metric", "Method", "value", "the student's", "to Local"]
+    headings = ["Metric", "Method", "value", "the student's"]
+    headings += ["to Local", "to FedKD's teachers", "the student's, to FedKD's"]
     return [
         f"**Metrics without a threshold, {panel.title}**",
         table(headings, rows, texts=2),
@@ -294,7 +312,10 @@ def _students(records: Sequence[Record], panel: Panel) -> list[str]:
         rows.append([name, *shown, *differences])
     headings = ["Student", "by FedAvg", "by FedKD", "FedKD's teachers"]
     headings += ["by FedKD, to FedAvg", "teachers, to Local"]
-    return [f"**Students' networks, {panel.title}**", table(headings, rows)]
+    return [
+        f"**Students' networks, {METRICS[panel.metric]}, {panel.title}**",
+        table(headings, rows),
+    ]
 
 
 def _parts(records: Sequence[Record], panel: Panel) -> list[str]:

@@ -199,7 +199,9 @@ def test_sentences_have_metrics_without_a_threshold(tmp_path):
     text, _ = render(tmp_path)
     rows = row(text, "100 times the loss")
     assert [cells[1] for cells in rows] == ["Local", "FedKD", "FedKD without predictions"]
-    assert rows[1][2:] == ["38.00 ± 1.41", "38.00 ± 1.41", "-3.00 ± 0.00"]
+    assert rows[1][2:] == ["38.00 ± 1.41", "38.00 ± 1.41", "-3.00 ± 0.00", "", ""]
+    assert rows[2][4:] == ["-2.00 ± 0.00", "+1.00 ± 0.00", "+1.00 ± 0.00"]
+    assert rows[0][4:] == ["", "+3.00 ± 0.00", ""]
     assert "| average precision |" not in text  # older runs have none
 
 
