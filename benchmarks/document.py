@@ -83,7 +83,7 @@ DESCRIPTIONS = {
     "resnet20": "FedAvg, ResNet-20 with batch normalisation (272,474 parameters) on 32x32 images; "
     "8 clients of 100 images; batch statistics are averaged.",
     "lstm_small": "FedAvg, the codistillation paper's small LSTM (1,984,348 parameters), FedJAX's own "
-    "Stack Overflow model: 20 clients of 100 to 988 sentences (396 in the mean) of up to 20 of 10,004 "
+    "Stack Overflow model: 20 clients of 100 to 984 sentences (448 in the mean) of up to 20 of 10,004 "
     "tokens, 20 sentences a step; random words, as many in a sentence as on Stack Overflow in the mean. "
     "All programs get sentences filled up with padding, of which ours alone computes no logits.",
     "lstm_large": "lstm_small with the paper's large LSTM (4,278,644 parameters).",
@@ -172,6 +172,7 @@ def _waits(found: Sequence[Record]) -> dict[str, list[Record]]:
 
 def render(found: Sequence[Record], notes: str = "") -> str:
     """The whole page; the same records give the same text."""
+    found = [_of_turns(record) for record in found]
     parts = [HEADER]
     for device, own in _waits(found).items():
         parts += [f"## Time to the result: {device}", *waiting(own)]
@@ -189,6 +190,22 @@ def render(found: Sequence[Record], notes: str = "") -> str:
     if notes.strip():
         parts += ["## Notes", notes]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _of_turns(record: Record) -> Record:
+    """The record with medians and ratios of its turns, whatever it says of them."""
+    if record["kind"] != side_by_side.KIND or "programs" not in record:
+        return record
+    turns = {
+        name: own["seconds_per_round"]
+        for name, own in record["programs"].items()
+        if "error" not in own
+    }
+    figures = {
+        name: side_by_side.over_turns(seconds, turns[OURS]) for name, seconds in turns.items()
+    }
+    programs = {name: own | figures.get(name, {}) for name, own in record["programs"].items()}
+    return {**record, "programs": programs}
 
 
 def _device(found: Sequence[Record]) -> Iterable[str]:

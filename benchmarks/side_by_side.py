@@ -404,18 +404,12 @@ def in_turn(
 def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[str, Any]:
     """A program's figures over all turns; ratios are taken within each turn."""
     own = [seconds(line) for line in lines]
-    ratios = [mine / theirs for mine, theirs in zip(own, ours, strict=True)]
     return {
         "version": lines[0]["version"],
         "processes": lines[0]["processes"],
         "threads": lines[0]["threads"],
         "seconds_per_round": own,
-        "median": statistics.median(own),
-        "minimum": min(own),
-        "maximum": max(own),
-        "ratio_to_ours": statistics.median(ratios),
-        "ratio_minimum": min(ratios),
-        "ratio_maximum": max(ratios),
+        **over_turns(own, ours),
         "compile_or_warmup_seconds": statistics.median(
             line["compile_or_warmup_seconds"] for line in lines
         ),
@@ -426,6 +420,19 @@ def summary(lines: Sequence[Mapping[str, Any]], ours: Sequence[float]) -> dict[s
             if "peak_device_mb" in lines[0]
             else {}
         ),
+    }
+
+
+def over_turns(own: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """Median and range of a program's seconds per round, and of their ratios to ours within turns."""
+    ratios = [mine / theirs for mine, theirs in zip(own, ours, strict=True)]
+    return {
+        "median": statistics.median(own),
+        "minimum": min(own),
+        "maximum": max(own),
+        "ratio_to_ours": statistics.median(ratios),
+        "ratio_minimum": min(ratios),
+        "ratio_maximum": max(ratios),
     }
 
 

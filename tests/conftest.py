@@ -17,6 +17,8 @@ os.environ.setdefault(
 # with more threads than devices can block, none starves.
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests of forked processes read all of stderr, where older tokenizers warn of a fork after their use.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Many tests compile the same programs.
 os.environ.update(compiled_programs.environment())
 

@@ -222,7 +222,8 @@ _PARTIES = {
         )
     )
 }
-# 396 sentences each in the mean, as users of Stack Overflow have in the codistillation paper's pool.
+# Drawn with a mean of 396 sentences, which users of Stack Overflow have in the codistillation paper's
+# pool. Those that are drawn have 448.
 _WRITERS = Population(100, 100, 988)
 _HEADED_CNN, _HEADED_DIGITS = (network._replace(heads=3) for network in (_SMALL, _DIGITS))
 _ONE = Population(1, 100, 100)

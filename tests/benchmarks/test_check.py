@@ -135,6 +135,11 @@ def test_turns_too_unlike_to_tell_are_no_pass(capsys):
     wild = steady("wild", 2.0, 0.6)
     assert check.judge([wild], [wild._replace(values=tuple(v - 0.1 for v in wild.values))]) == 2
     assert "wild is too noisy" in capsys.readouterr().err.splitlines()[-1]
+    # A fall by more than such a noise is one all the same, and is judged.
+    fallen = Ratio("r", (0.5, 3.0, 3.5, 0.2, 6.5))
+    assert check.judge([Ratio("r", (10.0, 10.0, 10.0))], [fallen]) == SLOWER
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("SLOWER: r fell from 10 to 3")
 
 
 def test_ratios_of_both_kinds_of_record():

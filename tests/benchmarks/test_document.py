@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 
+import numpy as np
 import pytest
 
 from benchmarks import (
@@ -38,11 +39,12 @@ def common(workload, kind, device=CPU, date="2026-01-02", **more):
 
 
 def program(median, ratio):
+    ratios = np.array([ratio, ratio - 0.25, ratio + 0.25]) if ratio != 1 else np.ones(3)
     return {
         "version": "9.8.7",
         "processes": 2,
         "threads": 1,
-        "seconds_per_round": [median],
+        "seconds_per_round": (median / ratio * np.array([1, 0.5, 2]) * ratios).tolist(),
         "median": median,
         "minimum": 0.5 * median,
         "maximum": 2 * median,
@@ -205,7 +207,7 @@ def test_without_records_it_says_so(folder, tmp_path, capsys):
 
 def test_figures_of_a_comparison():
     text = document.render([compared()])
-    row = ["fedcodist", "9.8.7", "2 x 1", "0.0200 (0.0100 to 0.0400)", "1.00 (0.750 to 1.25)"]
+    row = ["fedcodist", "9.8.7", "2 x 1", "0.0200 (0.0100 to 0.0400)", "1.00 (1.00 to 1.00)"]
     assert cells(text, "fedcodist") == [*row, "4.2", "1,234"]
     assert cells(text, "torch_loop")[4] == "3.00 (2.75 to 3.25)"
     assert cells(text, "fedjax")[1] == NOT_SUPPORTED
@@ -214,6 +216,16 @@ def test_figures_of_a_comparison():
     for part in ("2026-01-02", "commit c0ffee1234", "jax 0.10.2", "`python benchmarks/side_by"):
         assert part in text
     assert f"## {CPU}" in text and "3 turns of 5 rounds" in text
+
+
+def test_figures_are_those_of_the_turns():
+    """A record that was edited showed its old ratio, and `--check` found nothing."""
+    record = compared()
+    text = document.render([record])
+    record["programs"]["torch_loop"] |= {"median": 9.0, "ratio_to_ours": 9.0}
+    assert document.render([record]) == text
+    record["programs"]["torch_loop"]["seconds_per_round"] = [0.01, 0.005, 0.02]
+    assert cells(document.render([record]), "torch_loop")[4] == "0.500 (0.500 to 0.500)"
 
 
 def test_what_was_checked_is_a_table():

@@ -1,11 +1,13 @@
 """The size of compiled rounds: what is counted, and that it does not grow unseen."""
 
+import jax
 import pytest
 
 from benchmarks import program_size
 from benchmarks.program_size import ours, side_by_side
 
-# What compilation is paid by: raise a bound only where a round is worth it (counted: 2889 and 5208).
+# What compilation is paid by: raise a bound only where a round is worth it (counted: 2889 and 5208). Of
+# an older JAX the same round has more instructions (4483 and more with 0.9.0).
 BOUNDS = {"digits": 3050, "mhd_digits": 5400}
 
 MODULE = """\
@@ -41,6 +43,7 @@ def test_what_is_called_counts_at_every_call():
     assert program_size.expanded_instructions(MODULE) == 5 + 3 * 2 + 4 + 2
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the bounds are of JAX 0.12's programs")
 @pytest.mark.parametrize("workload", BOUNDS)
 def test_rounds_do_not_grow(workload, tmp_path, monkeypatch):
     monkeypatch.setattr("fedcodist.run.placement.all_devices", lambda: None)
