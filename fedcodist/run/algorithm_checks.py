@@ -1,7 +1,8 @@
 """Checks by shape, before anything compiles: an algorithm's functions fit each other and the data."""
 
+import contextlib
+import inspect
 from collections.abc import Mapping
-from inspect import isfunction
 from typing import Any
 
 import jax
@@ -155,18 +156,26 @@ def check_selected(algorithm: Any, data: Any, rounds: int, seed: int) -> None:
       ValueError: names the pool and the round, if a client is not of the pool, or is named twice; names
         the data set and the round, if it has no such row.
     """
-    if _is_of_the_library(algorithm.select):
-        return
-    _check_clients(algorithm, rounds, seed)
-    _check_rows(algorithm, data, rounds, seed)
+    select, *closed_over = _with_closed_over(algorithm.select)
+    if not _is_of_the_library(select):
+        _check_clients(algorithm, rounds, seed)
+    if not all(map(_is_of_the_library, (select, *closed_over))):  # a user's `select_examples`
+        _check_rows(algorithm, data, rounds, seed)
 
 
 def _is_of_the_library(function: Any) -> bool:
-    """Whether no function of a user's own is called, as far as closures tell."""
-    if not getattr(function, "__module__", "").startswith("fedcodist."):
-        return False
-    closed_over = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return all(_is_of_the_library(part) for part in closed_over if isfunction(part))
+    return getattr(function, "__module__", "").startswith("fedcodist.")
+
+
+def _with_closed_over(function: Any) -> list[Any]:
+    """A function, and those over which it and these are closed; each once."""
+    found = [function]
+    for one in found:
+        for cell in getattr(one, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a variable that has no value yet
+                value = cell.cell_contents
+                found += [value] if inspect.isfunction(value) and value not in found else []
+    return found
 
 
 def _check_clients(algorithm: Any, rounds: int, seed: int) -> None:

@@ -187,6 +187,19 @@ def selects_rows(row_of):
     )
 
 
+def calls_itself():
+    """A round's rows by a function that is closed over itself, and over a variable without a value."""
+
+    def rows(round):
+        return 299 if missing is None else rows(round)
+
+    if rows is None:
+        missing = None
+    return of_parties_and(
+        select_examples=lambda round, key: {"unlabelled": jnp.full((1, 2), 299)} if rows else {}
+    )
+
+
 WRONG = {
     "no finite": (lambda: changed_round(without_finite), r"the metric 'main/finite'"),
     "finite is no bool": (
@@ -308,6 +321,10 @@ WRONG = {
         lambda: of_parties_and(
             select_examples=lambda round, key: {"unlabelled": jnp.full((1, 2), 299)}
         ),
+        r"examples\['unlabelled'\] from 0 to \d+, .*, got 299 in round 0\.",
+    ),
+    "a row that a data set does not have, where a function calls itself": (
+        calls_itself,
         r"examples\['unlabelled'\] from 0 to \d+, .*, got 299 in round 0\.",
     ),
     "no cohort of a pool": (
