@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from fedcodist.core import keys
-from fedcodist.core.layers_in_training import linen_layers_off
+from fedcodist.core.layers_in_training import in_evaluation, linen_layers_off
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import (
     Batch,
@@ -52,7 +52,8 @@ def from_flax_linen(
 
     The module is called as `module(x)`. If its `__call__` has parameters named `train` or `mask`, they
     are passed, also through `nn.remat`. If the module, or a module in its attributes, has an attribute
-    `axis_name`, that attribute is set when the batch is sharded.
+    `axis_name`, that attribute is set when the batch is sharded, except for Flax's normalisations of
+    single examples.
 
     Args:
       module: a `flax.linen.Module`.
@@ -125,25 +126,31 @@ def from_flax_linen(
     check_takes_example(init, example, inputs)
     if TRAIN not in call.accepted:
         check_layers_train("module", module, linen_layers_off(init, apply, example_batch))
-    return checked_model(init, apply, loss, metrics, example_batch)
+    with in_evaluation():
+        return checked_model(init, apply, loss, metrics, example_batch)
 
 
 def _over_axis(module: Any, axis_name: str) -> Any:
     """A linen module with the attribute `axis_name` set, also in the modules that it holds."""
     import flax.linen as nn
+    from flax.core import FrozenDict
 
     made: dict[int, Any] = {}  # a module that is in two places stays one module
+    # Their attribute would average the statistics of an example with those of other devices' examples.
+    per_example = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm)
 
     def changed(value: Any) -> Any:
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             return type(value)(map(changed, value))
+        if type(value) in (dict, FrozenDict):
+            return type(value)({name: changed(held) for name, held in value.items()})
         if not isinstance(value, nn.Module):
             return value
         if id(value) not in made:
             fields = [name for name in value.__dataclass_fields__ if name not in ("parent", "name")]
             before = {name: getattr(value, name) for name in fields}
             after = {name: changed(held) for name, held in before.items()}
-            if "axis_name" in before:
+            if "axis_name" in before and not isinstance(value, per_example):
                 after["axis_name"] = axis_name
             new = {name: held for name, held in after.items() if held is not before[name]}
             made[id(value)] = value.clone(**new) if new else value

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from fedcodist.core import keys
 from fedcodist.core.checks import shown
 from fedcodist.core.layers_in_training import MODES, nnx_layers_off
 from fedcodist.core.metrics import Statistic
@@ -25,6 +26,7 @@ from fedcodist.core.network_inputs import (
 )
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.training_flag import TRAIN, check_attributes, check_layers_train, read_call
+from fedcodist.core.used_arguments import used_arguments
 
 PyTree = Any
 
@@ -103,6 +105,7 @@ def from_flax_nnx(
         check_no_additions("create", "nnx.Intermediate", variables.mutable, new)
         return outputs, new
 
+    _check_reads_rngs(create)
     example_batch = as_batch(example, inputs)
     start = lambda key: apply(init(key), example_batch)[0]
     check_takes_example(start, example, inputs)
@@ -111,6 +114,22 @@ def from_flax_nnx(
             "create's module", template, nnx_layers_off(modules, init, apply, example_batch)
         )
     return checked_model(init, apply, loss, metrics, example_batch)
+
+
+def _check_reads_rngs(create: Callable[[Any], Any]) -> None:
+    """Raises ValueError if a layer's random numbers, such as dropout's, are the same for all keys."""
+    from flax import nnx
+
+    def random_state(key: jax.Array) -> list[jax.Array]:
+        keys_of_layers = jax.tree.leaves(nnx.state(create(nnx.Rngs(key)), nnx.RngKey))
+        return [jax.random.key_data(leaf) for leaf in keys_of_layers]
+
+    jaxpr = jax.make_jaxpr(random_state)(keys.key_shape())
+    if jaxpr.jaxpr.outvars and not any(used_arguments(jaxpr)):
+        raise ValueError(
+            "create must make the module with the nnx.Rngs that it gets: dropout would be the same in "
+            "every step, and all seeds would start alike."
+        )
 
 
 def _of_rngs(create: Any) -> Callable[[Any], Any]:

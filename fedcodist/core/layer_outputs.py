@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.module import InterceptorContext
+from jax.extend.core import Literal
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
@@ -79,13 +80,13 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
         logits, outputs, mutable = called(variables, batch, arguments)
         return LayerOutputs(logits, tuple(pooled(outputs[name]) for name in layers)), mutable
 
-    def names(key: jax.Array) -> None:
+    def of_example(key: jax.Array) -> dict[str, jax.Array]:
         inputs = options.get("inputs", "image")
         columns = {inputs: example} if isinstance(inputs, str) else example
-        outputs.update(called(plain.init(key), columns, {})[1])
+        return called(plain.init(key), columns, {})[1]
 
     outputs: dict[str, Any] = {}
-    jax.eval_shape(names, keys.key_shape())
+    jax.eval_shape(lambda key: outputs.update(of_example(key)), keys.key_shape())
     known = [name for name in outputs if name]
     for name in layers:
         if name not in known:
@@ -95,11 +96,30 @@ def with_layers(module: Any, example: Any, layers: Sequence[str], **options: Any
                 f"layers must be submodules that return an array, {name!r} returns "
                 f"{described(outputs[name])}."
             )
+    _check_not_lifted(layers, lambda key: [of_example(key)[name] for name in layers])
     return plain._replace(
         apply=apply,
         loss=of_logits(plain.loss),
         metrics=metrics_of_logits(plain.metrics),
     )
+
+
+def _check_not_lifted(
+    layers: Sequence[str], outputs_of: Callable[[jax.Array], list[jax.Array]]
+) -> None:
+    """Raises ValueError for a layer that `nn.remat`, `nn.scan` or `nn.jit` traces by itself.
+
+    Its output is a tracer of that inner trace, which the outer one takes for a constant.
+    """
+    closed = jax.make_jaxpr(outputs_of)(keys.key_shape())
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    for name, output in zip(layers, closed.jaxpr.outvars, strict=True):
+        is_constant = not isinstance(output, Literal) and output in constants
+        if is_constant and isinstance(constants[output], jax.core.Tracer):
+            raise ValueError(
+                f"layers must not be under nn.remat, nn.scan or nn.jit, where {name!r} is: its output "
+                "cannot leave it. fedcodist.rematerialised recomputes a whole model."
+            )
 
 
 def metrics_of_logits(

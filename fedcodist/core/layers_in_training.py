@@ -1,6 +1,7 @@
 """Finds layers, such as dropout, that are in the same mode in training and in evaluation."""
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -49,7 +50,6 @@ def linen_layers_off(init: Init, apply: Apply, batch: Mapping[str, Any]) -> list
       ValueError: a layer is in training mode in evaluation too.
     """
     import flax.linen as nn
-    from flax.errors import InvalidRngError, ModifyScopeVariableError
     from flax.linen.module import InterceptorContext
 
     off: list[str] = []
@@ -79,14 +79,23 @@ def linen_layers_off(init: Init, apply: Apply, batch: Mapping[str, Any]) -> list
     variables = jax.eval_shape(init, keys.key_shape())
     with nn.intercept_methods(watch):
         jax.eval_shape(train, variables, batch, keys.key_shape())
-    try:
+    with in_evaluation():
         jax.eval_shape(lambda v, b: apply(v, b)[0], variables, batch)
+    return off
+
+
+@contextlib.contextmanager
+def in_evaluation() -> Iterator[None]:
+    """Turns errors of a linen layer that is in training mode in evaluation too into a ValueError."""
+    from flax.errors import InvalidRngError, ModifyScopeVariableError
+
+    try:
+        yield
     except (InvalidRngError, ModifyScopeVariableError) as error:
         raise ValueError(
             f"module must have a parameter `{TRAIN}` and pass it to its layers: one layer is in the "
             f"same mode in training and in evaluation. {str(error).splitlines()[0]}"
         ) from error
-    return off
 
 
 def nnx_layers_off(

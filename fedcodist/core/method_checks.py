@@ -266,12 +266,18 @@ def without_value(hyper: PyTree) -> str:
 
 
 def check_variables(name: str, variables: Any) -> None:
-    """Raises TypeError that names the function unless it returned Variables of at least float32."""
+    """Raises TypeError that names the function unless it returned Variables of real float32 or more."""
     if not (hasattr(variables, "params") and hasattr(variables, "mutable")):
         raise TypeError(f"{name} must return Variables, got {kind_of(variables)}.")
     for path, leaf in named_leaves(variables.params).items():
+        # The gradient of a complex number is its conjugate, along which optimizers would ascend.
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{name} must return parameters that are real numbers, {path!r} is {leaf.dtype}: keep "
+                "real and imaginary parts as two parameters."
+            )
         # Sums over clients have the parameters' type, and in 16 bits most of their digits are lost.
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+        if leaf.dtype.itemsize < 4:
             raise TypeError(
                 f"{name} must return parameters of at least float32, {path!r} is {leaf.dtype}: networks "
                 "compute in bfloat16 by fedcodist.in_bfloat16, and their parameters stay float32."

@@ -43,8 +43,9 @@ def headed(
 
     Args:
       backbone: module that returns embeddings [batch, ...], such as `ResNet(blocks=3, classes=None)`;
-        `train` and `mask` are passed where its `__call__` has them. Its batch statistics are of each
-        device's part of a batch that several devices share.
+        `train` and `mask` are passed where its `__call__` has them. Its batch statistics are of all of a
+        batch that several devices share if it, or a module in its attributes, has an attribute
+        `axis_name`, and otherwise of each device's part.
       example: inputs with a leading batch axis.
       classes: outputs of the head.
       width: of the embedding; that of the backbone where not given.

@@ -132,5 +132,25 @@ def test_a_layer_that_returns_no_array_is_one_line():
         with_layers(Network(), jnp.zeros((1, 4)), ["pair"])
 
 
+@pytest.mark.parametrize("layer", ["block", "block/Dense_0"])
+def test_a_layer_whose_output_stays_inside_a_transformation_is_one_line(layer):
+    """It was accepted, and training ended in JAX's error of a leaked tracer."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.relu(nn.Dense(6)(x))
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.remat(Block)(name="block")(x))
+
+    message = rf"^layers must not be under nn\.remat, .* where '{layer}' is: "
+    with pytest.raises(ValueError, match=message):
+        with_layers(Network(), jnp.zeros((1, 4)), ["Dense_0", layer])
+    assert with_layers(Network(), jnp.zeros((1, 4)), ["Dense_0"]).num_classes == 3
+
+
 def test_plain_logits_show_nothing():
     assert as_layers(jnp.zeros((2, 3)))[1:] == ((), (), None)

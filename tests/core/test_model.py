@@ -548,6 +548,58 @@ def test_nnx_modules_are_made_by_a_function():
     assert from_flax_nnx(Network, EXAMPLE).num_classes == 3
 
 
+def test_an_nnx_network_whose_dropout_has_a_key_of_its_own_is_one_line():
+    """It dropped the same in all steps, at all clients and with all seeds."""
+
+    class Network(nnx.Module):
+        def __init__(self, *, rngs):
+            self.layer, self.drop = nnx.Linear(4, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(self.layer(x))
+
+    with pytest.raises(ValueError, match=r"^create must make the module with the nnx\.Rngs that"):
+        from_flax_nnx(lambda rngs: Network(rngs=nnx.Rngs(0)), EXAMPLE)
+    assert from_flax_nnx(lambda rngs: Network(rngs=rngs), EXAMPLE).num_classes == 3
+
+
+AVERAGED = {"loss": lambda outputs, batch: jnp.mean(outputs, axis=(1, 2)), "metrics": {}}
+
+
+class OfParts(nn.Module):
+    parts: dict[str, nn.Module]
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(self.parts["norm"](x, **self.flags(train)))
+
+    def flags(self, train):
+        is_batch_norm = isinstance(self.parts["norm"], nn.BatchNorm)
+        return {"use_running_average": not train} if is_batch_norm else {}
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, lambda: nn.GroupNorm(2), nn.InstanceNorm]
+)
+def test_normalisations_in_attributes_are_those_of_the_whole_batch(norm):
+    """Those of single examples were averaged with the examples of other devices."""
+    network = from_flax_linen(OfParts({"norm": norm()}), jnp.zeros((1, 2, 4)), **AVERAGED)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 4)), jnp.float32)
+    variables = network.init(jax.random.key(0))
+
+    def outputs(images, axis_name=None):
+        options = dict(train=True, key=jax.random.key(1), axis_name=axis_name)
+        return network.apply(variables, {"image": images}, **options)[0]
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
+    shards = PartitionSpec("devices")
+    of_two = functools.partial(outputs, axis_name="devices")
+    found = jax.shard_map(of_two, mesh=mesh, in_specs=shards, out_specs=shards, check_vma=False)
+    np.testing.assert_allclose(
+        jax.jit(found)(images), jax.jit(outputs)(images), rtol=1e-5, atol=1e-6
+    )
+
+
 def test_every_library_takes_several_columns():
     columns = {"a": jnp.ones((1, 4)), "b": jnp.ones((1, 2))}
     joined = lambda x: jnp.concatenate([x["a"], x["b"]], axis=-1)

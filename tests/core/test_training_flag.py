@@ -60,6 +60,12 @@ class Attribute(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=self.deterministic)(x))
 
 
+class AlwaysDrops(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
+
+
 class OddAttribute(nn.Module):
     phase: str = "evaluation"
 
@@ -169,6 +175,7 @@ CANNOT_BE_TOLD = {
         linen(nn.Sequential([nn.Dropout(0.5, deterministic=False), nn.Dense(3)])),
         "one layer is in the same mode",
     ),
+    "linen with train, always on": (linen(AlwaysDrops()), "one layer is in the same mode"),
     "linen, statistics always on": (
         linen(nn.Sequential([nn.BatchNorm(use_running_average=False), nn.Dense(3)])),
         "one layer is in the same mode",
