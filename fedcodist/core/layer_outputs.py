@@ -114,8 +114,8 @@ def _check_not_lifted(
     closed = jax.make_jaxpr(outputs_of)(keys.key_shape())
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     for name, output in zip(layers, closed.jaxpr.outvars, strict=True):
-        is_constant = not isinstance(output, Literal) and output in constants
-        if is_constant and isinstance(constants[output], jax.core.Tracer):
+        constant = None if isinstance(output, Literal) else constants.get(output)
+        if isinstance(constant, jax.core.Tracer):
             raise ValueError(
                 f"layers must not be under nn.remat, nn.scan or nn.jit, where {name!r} is: its output "
                 "cannot leave it. fedcodist.rematerialised recomputes a whole model."
