@@ -61,7 +61,7 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
     values["config"].parser = ConfigFileParser()
     try:
         unknown = values(arguments)[1:]
-    except (LookupError, AttributeError):
+    except (LookupError, AttributeError, flags.UnrecognizedFlagError):
         if path:
             _check_settings(arguments, values["config"].parser.parse(path))
         raise

@@ -1,12 +1,13 @@
 """Makes a `Model` from a Haiku network."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from fedcodist.core.extras import check_installed
-from fedcodist.core.layers_in_training import haiku_layers_off
+from fedcodist.core.layers_in_training import haiku_layers_off, without_keys
 from fedcodist.core.metrics import Statistic
 from fedcodist.core.model import (
     Batch,
@@ -47,7 +48,7 @@ def from_haiku(
 
     Raises:
       TypeError, ValueError: as `from_flax_linen`; also if `network` is a class or is
-        transformed already.
+        transformed already, or draws keys in evaluation.
       ImportError: Haiku is not installed.
     """
     check_installed("from_haiku", "haiku", "haiku")
@@ -86,14 +87,15 @@ def from_haiku(
         axis_name: str | None = None,
     ) -> tuple[Any, PyTree]:
         placed, named = arguments(train, mask, axis_name)
-        outputs, mutable = transformed.apply(
-            variables.params,
-            variables.mutable,
-            key,
-            network_inputs(batch, inputs),
-            *placed,
-            **named,
-        )
+        with without_keys() if key is None else contextlib.nullcontext():
+            outputs, mutable = transformed.apply(
+                variables.params,
+                variables.mutable,
+                key,
+                network_inputs(batch, inputs),
+                *placed,
+                **named,
+            )
         return outputs, mutable if train else variables.mutable
 
     check_takes_example(init, example, inputs)

@@ -98,6 +98,20 @@ def in_evaluation() -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def without_keys() -> Iterator[None]:
+    """Turns the error of a Haiku network that draws a key where it has none into a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error).__name__ != "MissingRNGError":  # Haiku does not export it
+            raise
+        raise ValueError(
+            f"network must have a parameter `{TRAIN}` and draw keys in training only, such as "
+            f"`hk.dropout(hk.next_rng_key(), 0.5, x) if {TRAIN} else x`: evaluation has no key."
+        ) from error
+
+
 def nnx_layers_off(
     modules: Iterable[Any], init: Init, apply: Apply, batch: Mapping[str, Any]
 ) -> list[str]:

@@ -25,8 +25,8 @@ ReadOutputs = Callable[[Any, Mapping[str, Any], jax.Array], jax.Array]
 STATISTICS, OUTPUT = "statistics", "output"  # where padding counts
 _HOW_TO_MEND = (
     "Let it take `mask` [batch] and give it to its normalisation (fedcodist.models.BatchNorm takes "
-    "`mask`, Flax's `mask[:, None] > 0` for inputs [batch, features]), or choose a batch size that "
-    "divides the number of every client's examples."
+    "`mask`, Flax's `mask[:, None] > 0` for inputs [batch, features], and Haiku's none), or choose a "
+    "batch size that divides the number of every client's examples."
 )
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.aggregation import ClientResult, mask_of_round
-from fedcodist.core.checks import shown
+from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort
 from fedcodist.core.method import FederatedMethod, message_to_reduce
 from fedcodist.core.method_checks import traced
+from fedcodist.data.columns import check_numbers, check_same_columns, checked_columns
 
 PyTree = Any
 
@@ -42,7 +43,8 @@ def as_fedjax(
     (server_state, diagnostics), where diagnostics[client_id] are that client's metrics, numbers or lists
     of numbers. By default clients run eagerly, so prints and debuggers work inside `client_update`.
     Schedules and what the server draws depend on `round`, which is 0 where not given. A private method
-    and a secure sum need it, since the same noise or masks in two rounds would protect neither.
+    and a secure sum need it, since the same noise or masks in two rounds would protect neither. Values
+    in columns are not checked, unlike in `run_experiment`: labels must be below the number of outputs.
 
     Args:
       method: one without client states, since FedJAX's clients keep nothing between rounds.
@@ -53,7 +55,8 @@ def as_fedjax(
     Raises:
       ValueError: names the method if its clients keep states, such as SCAFFOLD's variates. In `apply`,
         if there are no clients, if two have one id, if a client's columns do not fit each other or those
-        of the first client, or if `round` must be given.
+        of the first client, if its key is none, or if `round` must be given.
+      TypeError: in `apply`, `round` is no integer.
     """
     if jax.tree.leaves(traced("method.init_client_state", lambda: method.init_client_state())):
         raise ValueError(
@@ -76,8 +79,9 @@ def as_fedjax(
                 "differ from round to round."
             )
         round = 0 if round is None else round
+        check_integer("round", round, low=0)
         ids, datasets, client_keys = zip(*map(_checked_client, clients), strict=True)
-        _check_alike(ids, datasets)
+        _check_alike(ids, datasets, client_keys)
         sizes = np.array([len(next(iter(columns.values()))) for columns in datasets], np.int32)
         names = datasets[0].keys()
         cohort = Cohort(
@@ -127,27 +131,33 @@ def as_fedjax(
 
 
 def _checked_client(client: Any) -> tuple[Any, Mapping[str, np.ndarray], jax.Array]:
-    """Checks that a client is (client_id, columns, key), with columns of one length."""
+    """Checks that a client is (client_id, columns, key), with columns of numbers of one length."""
     if not (isinstance(client, tuple | list) and len(client) == 3):
         raise ValueError(f"clients must hold (client_id, columns, key), got {shown(client)}.")
     name, columns, key = client
-    if not isinstance(columns, Mapping) or not columns:
-        raise ValueError(
-            f"client {name!r} must have columns by name, at least one, got {shown(columns)}."
-        )
-    lengths = {column: len(values) for column, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"client {name!r} must have columns of one length, got {lengths}.")
+    try:
+        columns = checked_columns(columns)
+        check_numbers("columns", columns)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"client {name!r}: {error}") from None
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", ())
+    is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    # jax.random.PRNGKey makes arrays of uint32.
+    if not ((is_typed and shape == ()) or (dtype == np.uint32 and len(shape) == 1)):
+        raise ValueError(f"client {name!r} must have a key of jax.random.key, got {shown(key)}.")
     return name, columns, key
 
 
-def _check_alike(ids: Sequence[Any], datasets: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Checks that no id occurs twice, and that all clients have the first client's columns."""
-    for place, (name, columns) in enumerate(zip(ids, datasets, strict=True)):
+def _check_alike(
+    ids: Sequence[Any], datasets: Sequence[Mapping[str, np.ndarray]], keys: Sequence[jax.Array]
+) -> None:
+    """Checks that ids differ, and that all clients have columns and keys as the first client's."""
+    for place, (name, columns, key) in enumerate(zip(ids, datasets, keys, strict=True)):
         if name in ids[:place]:
             raise ValueError(f"clients must have different ids, got {name!r} twice.")
-        if columns.keys() != datasets[0].keys():
+        check_same_columns(name, dict(columns), ids[0], dict(datasets[0]))
+        if key.dtype != keys[0].dtype:
             raise ValueError(
-                f"client {name!r} must have the columns of client {ids[0]!r}, {sorted(datasets[0])}, "
-                f"got {sorted(columns)}."
+                f"clients must have keys of one kind, got {keys[0].dtype} for {ids[0]!r} and "
+                f"{key.dtype} for {name!r}."
             )

@@ -103,9 +103,17 @@ def _over_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """`<model>/<split>/<metric>` -> value, of all finite scalars of a metrics line, for loggers."""
+    """`<model>/<split>/<metric>` -> value, of all finite scalars of a metrics line, for loggers.
+
+    A split's spread over clients has `per_client/<metric>_<statistic>` as the metric.
+    """
     where = f"{record['model']}/{record['split']}"
-    return {f"{where}/{name}": v for name, v in record.items() if isinstance(v, float)}
+    over_clients = {f"per_client/{name}": v for name, v in record.get("per_client", {}).items()}
+    return {
+        f"{where}/{name}": value
+        for name, value in (record | over_clients).items()
+        if isinstance(value, float)
+    }
 
 
 def summary_of(

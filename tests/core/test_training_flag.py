@@ -193,6 +193,14 @@ CANNOT_BE_TOLD = {
     ),
     "haiku, options": (haiku(haiku_options), r"haiku_options has \*\*options"),
     "haiku, a part": (haiku(lambda x: HaikuPart()(x)), "haiku_part of <lambda>"),
+    "haiku, always draws": (
+        haiku(lambda x: hk.dropout(hk.next_rng_key(), 0.5, hk.Linear(3)(x))),
+        "and draw keys in training only, .*: evaluation has no key",
+    ),
+    "haiku with train, always draws": (
+        haiku(lambda x, train: hk.dropout(hk.next_rng_key(), 0.5 * train, hk.Linear(3)(x))),
+        "and draw keys in training only, .*: evaluation has no key",
+    ),
 }
 
 

@@ -171,22 +171,63 @@ def test_apply_needs_clients():
     [
         (
             {"label": np.zeros(8, np.int32)},
-            r"client 'bob' must have columns of one length, got .*8",
+            r"client 'bob': columns must have equal numbers of examples, got .*8",
         ),
         (
             {"other": np.zeros(9)},
-            r"client 'bob' must have the columns of client 'ann', \['image', 'lab",
+            r"client 'bob' has columns \['image', 'label', 'other'\], client 'ann' \['image', 'lab",
+        ),
+        (
+            {"image": np.zeros((9, 5), np.float32)},
+            r"client 'bob': column 'image' is float32 \[5\] per",
+        ),
+        (
+            {"label": np.zeros(9, np.uint8)},
+            r"client 'bob': column 'label' is uint8 \[\] per example",
+        ),
+        (
+            {"label": np.array(["cat"] * 9)},
+            r"client 'bob': columns must have columns of numbers, 'lab",
+        ),
+        (
+            {"label": np.int32(0)},
+            r"client 'bob': column 'label' must have examples .*, got a scalar",
         ),
         ({}, r"clients must have different ids, got 'bob' twice"),
     ],
-    ids=["lengths", "columns", "ids"],
+    ids=["lengths", "columns", "shapes", "dtypes", "text", "scalar", "ids"],
 )
 def test_clients_that_do_not_fit_are_refused_by_name(change, message):
     """Labels of another length were those of the next client's examples."""
     ann, (name, columns, key), _ = _named_clients()
     clients = [ann, (name, columns | change, key), (name, columns, key)]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         as_fedjax(METHOD).apply(_initial_server(), clients)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (5, r"client 'bob' must have a key of jax\.random\.key, got 5"),
+        (np.zeros(2, np.int32), r"client 'bob' must have a key of jax\.random\.key, got "),
+        (
+            jax.random.PRNGKey(0),
+            r"clients must have keys of one kind, got key<fry> for 'ann' and uint32",
+        ),
+    ],
+    ids=["number", "integers", "another kind"],
+)
+def test_keys_that_do_not_fit_are_refused_by_name(key, message):
+    ann, (name, columns, _), _ = _named_clients()
+    with pytest.raises(ValueError, match=message):
+        as_fedjax(METHOD).apply(_initial_server(), [ann, (name, columns, key)])
+
+
+@pytest.mark.parametrize("round", [-1, 2.5])
+def test_a_round_is_a_whole_number(round):
+    with pytest.raises((TypeError, ValueError), match=r"^round must be "):
+        as_fedjax(METHOD).apply(_initial_server(), _named_clients(), round=round)
 
 
 def test_clients_without_a_key_are_refused():

@@ -25,7 +25,7 @@ CONFIG = {
 
 
 def evaluation(round):
-    """Two seeds; what no scalar is, or undefined, is logged nowhere."""
+    """Two seeds; lists and undefined values are logged nowhere."""
     return [
         {
             "round": round,
@@ -35,7 +35,7 @@ def evaluation(round):
             "loss": round + seed / 10,
             "undefined": None,
             "per_label_accuracy": [0.5, 0.25],
-            "per_client": {"accuracy_min": 0.125},
+            "per_client": {"accuracy_min": 0.125, "accuracy_std": None},
         }
         for split in ("held_out", "clients")
         for seed in (3, 4)
@@ -59,7 +59,10 @@ def log(logger, rounds, history=()):
 
 
 def test_scalars_of_a_line():
-    assert scalars(evaluation(2)[1]) == {"main/held_out/loss": 2.4}
+    assert scalars(evaluation(2)[1]) == {
+        "main/held_out/loss": 2.4,
+        "main/held_out/per_client/accuracy_min": 0.125,
+    }
 
 
 def test_csv_is_the_same_after_a_resume(tmp_path):
@@ -69,9 +72,10 @@ def test_csv_is_the_same_after_a_resume(tmp_path):
         rows = list(csv.reader(file))
     assert rows[0] == ["round", "model", "split", "seed", "metric", "value"]
     expected = [
-        [str(r["round"]), "main", r["split"], str(r["seed"]), "loss", str(r["loss"])]
+        [str(r["round"]), "main", r["split"], str(r["seed"]), metric, str(value)]
         for round in range(4)
         for r in evaluation(round)
+        for metric, value in (("loss", r["loss"]), ("per_client/accuracy_min", 0.125))
     ]
     assert rows[1:] == expected
 
@@ -105,9 +109,10 @@ def test_tensorboard_has_a_writer_per_seed_and_one_tag_for_all(tmp_path):
             found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
             start += length + 16
         assert found == {
-            (f"main/{split}/loss", round): pytest.approx(round + seed / 10)
+            (f"main/{split}/{metric}", round): pytest.approx(value)
             for split in ("held_out", "clients")
             for round in (0, 5)
+            for metric, value in (("loss", round + seed / 10), ("per_client/accuracy_min", 0.125))
         }
 
 
