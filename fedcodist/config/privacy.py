@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.config.bind import bind
 from fedcodist.config.config_errors import choice, named
+from fedcodist.core.checks import check_integer
 from fedcodist.core.method import FederatedMethod, PrivateCohorts
 from fedcodist.privacy.accounting import PrivacyBudget, calibrated_noise_multiplier
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
@@ -61,6 +62,10 @@ def privacy_of(config: ConfigDict, clients: Mapping[str, np.ndarray]) -> Configu
         poisson = poisson._replace(cycle=bands or 1)
         for name, indices in clients.items():
             poisson.check_pool(f"pools[{name!r}]", len(indices), config.pools[name].cohort_size)
+    else:
+        for name, indices in clients.items():
+            size = config.pools[name].cohort_size
+            check_integer(f"pools[{name!r}].cohort_size", size, low=1, high=len(indices))
 
     def configured(z: float) -> ConfiguredPrivacy:
         noise = z if bands is None else BandedNoise(z, bands, config.rounds)

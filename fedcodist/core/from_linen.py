@@ -1,5 +1,7 @@
 """Makes a `Model` from a Flax linen module."""
 
+import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -140,15 +142,18 @@ def _over_axis(module: Any, axis_name: str) -> Any:
     per_example = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm)
 
     def changed(value: Any) -> Any:
+        """The value itself if no module in it is changed."""
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return type(value)(map(changed, value))
+            items = [changed(item) for item in value]
+            return type(value)(items) if any(map(operator.is_not, items, value)) else value
         if type(value) in (dict, FrozenDict):
-            return type(value)({name: changed(held) for name, held in value.items()})
+            new = {name: changed(held) for name, held in value.items()}
+            return type(value)(new) if any(new[name] is not value[name] for name in new) else value
         if not isinstance(value, nn.Module):
             return value
         if id(value) not in made:
-            fields = [name for name in value.__dataclass_fields__ if name not in ("parent", "name")]
-            before = {name: getattr(value, name) for name in fields}
+            given = [field.name for field in dataclasses.fields(value) if field.init]
+            before = {n: getattr(value, n) for n in given if n not in ("parent", "name")}
             after = {name: changed(held) for name, held in before.items()}
             if "axis_name" in before and not isinstance(value, per_example):
                 after["axis_name"] = axis_name

@@ -1,5 +1,6 @@
 """Makes a `Model` from a Flax NNX module."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -117,7 +118,7 @@ def from_flax_nnx(
 
 
 def _check_reads_rngs(create: Callable[[Any], Any]) -> None:
-    """Raises ValueError if a layer's random numbers, such as dropout's, are the same for all keys."""
+    """Raises ValueError if a layer's random numbers, such as a dropout's, are the same for all keys."""
     from flax import nnx
 
     def random_state(key: jax.Array) -> list[jax.Array]:
@@ -125,26 +126,35 @@ def _check_reads_rngs(create: Callable[[Any], Any]) -> None:
         return [jax.random.key_data(leaf) for leaf in keys_of_layers]
 
     jaxpr = jax.make_jaxpr(random_state)(keys.key_shape())
-    if jaxpr.jaxpr.outvars and not any(used_arguments(jaxpr)):
+    count = len(jaxpr.jaxpr.outvars)
+    if not all(
+        any(used_arguments(jaxpr, [i == place for i in range(count)])) for place in range(count)
+    ):
         raise ValueError(
-            "create must make the module with the nnx.Rngs that it gets: dropout would be the same in "
-            "every step, and all seeds would start alike."
+            "create must make all of the module with the nnx.Rngs that it gets: with another one, "
+            "dropout would be the same in every step."
         )
 
 
 def _of_rngs(create: Any) -> Callable[[Any], Any]:
-    """The function of nnx.Rngs, also of a class whose argument `rngs` has no place."""
+    """The function of nnx.Rngs, by name where `create` has an argument `rngs`."""
     if not callable(create):
         raise TypeError(f"create must be a function of nnx.Rngs, got {shown(create)}.")
     try:
-        # The class of NNX's modules hides the signature of `__init__`.
-        made_by: Any = vars(create).get("__init__", create) if isinstance(create, type) else create
-        rngs = inspect.signature(made_by).parameters.get("rngs")
+        rngs = inspect.signature(_making(create)).parameters.get("rngs")
     except ValueError:  # it has no signature
         return create
-    if rngs is not None and rngs.kind is inspect.Parameter.KEYWORD_ONLY:
+    if rngs is not None and rngs.kind in (rngs.POSITIONAL_OR_KEYWORD, rngs.KEYWORD_ONLY):
         return lambda of_rngs: create(rngs=of_rngs)
     return create
+
+
+def _making(create: Any) -> Any:
+    """The function whose signature says how `create` is called."""
+    while isinstance(create, functools.partial):
+        create = create.func
+    # The class of NNX's modules hides the signature of `__init__`.
+    return inspect.getattr_static(create, "__init__") if isinstance(create, type) else create
 
 
 def _nnx_split(module: Any) -> Any:

@@ -64,6 +64,8 @@ def check_fixed_width(name: str, array: np.ndarray, values: Any) -> None:
         return
     kind = str if array.dtype.kind == "U" else bytes
     for kept, value in zip(array.flat, np.asarray(values, object).flat, strict=True):
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value.item()
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be all text where some is, got {value!r:.40}")
         if kept != value:

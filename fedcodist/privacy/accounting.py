@@ -104,8 +104,8 @@ def spent(pools: Mapping[str, PrivateCohorts], rounds: int, budget: PrivacyBudge
       budget: delta, and the accountant.
 
     Raises:
-      ValueError: there are no pools, they sample in different ways, or the accountant does not support
-        their sampling.
+      ValueError: there are no pools, they sample in different ways, a cohort is larger than its pool, or
+        the accountant does not support their sampling.
       ImportError: dp-accounting is not installed.
     """
     check_accountant(pools, budget.accountant)
@@ -177,7 +177,8 @@ def calibrated_noise_multiplier(
         return spent(tried, rounds, budget).epsilon > epsilon
 
     check_accountant(pools, accountant)
-    # Accounting for the bound on a Poisson cohort takes seconds and changes next to nothing.
+    # Accounting for the bound on a Poisson cohort takes a second each time, so it comes last. Unless the
+    # bound is near the cohort's size, it changes next to nothing.
     unbounded = {
         name: pool if pool.most is None else pool._replace(most=_num_eligible(pool))
         for name, pool in pools.items()
@@ -188,9 +189,14 @@ def calibrated_noise_multiplier(
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
         low, high = (middle, high) if exceeds(middle, unbounded) else (low, middle)
-    while exceeds(high, pools):
-        high += _TOLERANCE
-    return high
+    too_few, steps = -1, 0  # of the tolerance, added to `high`
+    while exceeds(high + steps * _TOLERANCE, pools):
+        too_few, steps = steps, 2 * steps + 1
+    while steps - too_few > 1:
+        middle = (too_few + steps) // 2
+        is_too_few = exceeds(high + middle * _TOLERANCE, pools)
+        too_few, steps = (middle, steps) if is_too_few else (too_few, middle)
+    return high + steps * _TOLERANCE
 
 
 def relation(pools: Mapping[str, PrivateCohorts]) -> str:
@@ -216,6 +222,12 @@ def check_accountant(pools: Mapping[str, PrivateCohorts], accountant: str | None
             "pools must hold at least one pool with a private method, got none: see fedcodist.private."
         )
     check_installed("the accounting of privacy", "dp_accounting", "privacy")
+    for name, pool in pools.items():
+        if pool.cohort_size > _num_eligible(pool):
+            raise ValueError(
+                f"pools[{name!r}].cohort_size must be at most the {_num_eligible(pool)} clients that "
+                f"can be drawn in a round, got {pool.cohort_size}."
+            )
     kinds = {name: "fixed" if pool.most is None else "Poisson" for name, pool in pools.items()}
     if len(set(kinds.values())) > 1:
         raise ValueError(

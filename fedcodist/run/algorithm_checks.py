@@ -1,6 +1,7 @@
 """Checks by shape, before anything compiles: an algorithm's functions fit each other and the data."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -180,7 +181,8 @@ def _with_closed_over(function: Any) -> list[Any]:
 
 def _check_clients(algorithm: Any, rounds: int, seed: int) -> None:
     clients_of = lambda round: algorithm.select(round, jax.random.key(seed)).clients
-    selected = jax.jit(jax.vmap(clients_of))(jnp.arange(max(rounds, 1)))
+    # One round at a time, since what a selection computes may be large.
+    selected = jax.jit(functools.partial(jax.lax.map, clients_of))(jnp.arange(max(rounds, 1)))
     for name, of_rounds in selected.items():
         states = algorithm.client_states.get(name)
         of_pool = np.arange(algorithm.num_clients) if states is None else states.clients

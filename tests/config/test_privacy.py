@@ -141,6 +141,20 @@ def test_bad_input_is_one_line(settings, message):
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_cohort_larger_than_its_pool_is_named_before_the_noise_is_calibrated(sampling):
+    config = digits_private.get_config("fed_avg,8")
+    config.training.privacy.sampling = sampling
+    config.pools.large.cohort_size = 50
+    with (
+        pytest.raises(
+            ValueError, match=r"^pools\.large\.cohort_size must be at most .*40.*, got 50\.$"
+        ),
+        as_settings(config),
+    ):
+        build_experiment(config)
+
+
 SETTINGS = {
     "privacy": dict(clip=1.0),
     "example_privacy": dict(clip=1.0, noise_multiplier=1.0),

@@ -1,6 +1,8 @@
 """One network written in Flax linen, Flax NNX and Haiku is one model."""
 
+import dataclasses
 import functools
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import haiku as hk
@@ -539,28 +541,44 @@ def test_nnx_modules_are_made_by_a_function():
         from_flax_nnx(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), EXAMPLE)
 
     class Network(nnx.Module):
-        def __init__(self, *, rngs):
-            self.layer = nnx.Linear(4, 3, rngs=rngs)
+        def __init__(self, classes=3, *, rngs):
+            self.layer = nnx.Linear(4, classes, rngs=rngs)
 
         def __call__(self, x):
             return self.layer(x)
 
-    assert from_flax_nnx(Network, EXAMPLE).num_classes == 3
+    class Inherits(Network):
+        pass
+
+    class AnyPlace(Network):
+        def __init__(self, classes, rngs):
+            super().__init__(classes, rngs=rngs)
+
+    partial = functools.partial
+    for create in (Network, Inherits, partial(Network, 3), partial(AnyPlace, classes=3)):
+        assert from_flax_nnx(create, EXAMPLE).num_classes == 3
 
 
 def test_an_nnx_network_whose_dropout_has_a_key_of_its_own_is_one_line():
     """It dropped the same in all steps, at all clients and with all seeds."""
 
     class Network(nnx.Module):
-        def __init__(self, *, rngs):
-            self.layer, self.drop = nnx.Linear(4, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        def __init__(self, first, second):
+            self.before, self.after = nnx.Dropout(0.5, rngs=first), nnx.Dropout(0.5, rngs=second)
+            self.layer = nnx.Linear(4, 3, rngs=first)
 
         def __call__(self, x):
-            return self.drop(self.layer(x))
+            return self.after(self.layer(self.before(x)))
 
-    with pytest.raises(ValueError, match=r"^create must make the module with the nnx\.Rngs that"):
-        from_flax_nnx(lambda rngs: Network(rngs=nnx.Rngs(0)), EXAMPLE)
-    assert from_flax_nnx(lambda rngs: Network(rngs=rngs), EXAMPLE).num_classes == 3
+    for create in (
+        lambda rngs: Network(nnx.Rngs(0), nnx.Rngs(1)),
+        lambda rngs: Network(rngs, nnx.Rngs(0)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^create must make all of the module with the nnx\.R"
+        ):
+            from_flax_nnx(create, EXAMPLE)
+    assert from_flax_nnx(lambda rngs: Network(rngs, rngs), EXAMPLE).num_classes == 3
 
 
 AVERAGED = {"loss": lambda outputs, batch: jnp.mean(outputs, axis=(1, 2)), "metrics": {}}
@@ -598,6 +616,31 @@ def test_normalisations_in_attributes_are_those_of_the_whole_batch(norm):
     np.testing.assert_allclose(
         jax.jit(found)(images), jax.jit(outputs)(images), rtol=1e-5, atol=1e-6
     )
+
+
+class WithConstants(nn.Module):
+    norm: nn.Module
+    widths: ClassVar[tuple[int, ...]] = (8, 8)
+    later: Any = dataclasses.field(init=False)
+    fixed: tuple[int, ...] = dataclasses.field(init=False, default=(1, 2))
+
+    def setup(self):
+        self.layers = [nn.Dense(width) for width in self.widths]
+
+    def __call__(self, x, train=False):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x, use_running_average=not train)
+
+
+def test_a_network_on_several_devices_keeps_fields_that_are_no_arguments():
+    network = from_flax_linen(WithConstants(nn.BatchNorm()), EXAMPLE)
+    variables = network.init(jax.random.key(0))
+    apply = lambda image: network.apply(
+        variables, {"image": image}, train=True, key=jax.random.key(1), axis_name="devices"
+    )[0]
+    images = jnp.ones((2, 3, *EXAMPLE.shape[1:]))
+    assert jax.vmap(apply, axis_name="devices")(images).shape == (2, 3, 8)
 
 
 def test_every_library_takes_several_columns():

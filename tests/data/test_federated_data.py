@@ -285,6 +285,7 @@ def test_clear_errors_for_rows_and_clients(arguments, message):
         ),
         ({"x": [[b"a", b"b\0"]] * 2}, ValueError, "column 'x' must not have text that ends in NUL"),
         ({"x": ["a", 1]}, ValueError, "column 'x' must be all text where some is, got 1"),
+        ({"x": [np.array("a"), 1]}, ValueError, "column 'x' must be all text where some is, got 1"),
         ({"x": ["a", float("nan")]}, ValueError, "column 'x' must be all text .* got nan"),
     ],
 )

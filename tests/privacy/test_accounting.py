@@ -1,6 +1,7 @@
 """Epsilon against formulas and the library's own accountants, and what a run does with it."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedcodist.algorithms.pools.cohorts import PoissonCohort
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
 from fedcodist.core.method import PrivateCohorts
+from fedcodist.privacy import accounting
 from fedcodist.privacy.accounting import (
     PrivacyBudget,
     calibrated_noise_multiplier,
@@ -142,6 +144,24 @@ def test_calibration_is_given_what_private_cohorts_makes():
         TypeError, match=r"^pools\['pool'\] must be PrivateCohorts, as private_cohorts"
     ):
         calibrated_noise_multiplier(4.0, DELTA, 10, pools)
+
+
+@pytest.mark.parametrize("needed", [0.0, 0.5, 1.4, 6.2, 40.0])
+def test_a_bound_near_the_cohorts_size_is_searched_in_few_steps(needed, monkeypatch):
+    """Steps of one tolerance took 20 minutes. `needed` tolerances are to be added for the bound."""
+    tried = []
+
+    def spent_stub(pools, rounds, budget):
+        (pool,) = pools.values()
+        bounded = pool.most < 20
+        tried.append(bounded)
+        least = 2.5 + bounded * needed * accounting._TOLERANCE
+        return SimpleNamespace(epsilon=1.0 if pool.noise_multiplier >= least - 1e-9 else 3.0)
+
+    monkeypatch.setattr(accounting, "spent", spent_stub)
+    z = calibrated_noise_multiplier(2.0, DELTA, 10, {"pool": cohorts(range(20), 10, most=12)})
+    assert 0 <= z - 2.5 - needed * accounting._TOLERANCE <= accounting._TOLERANCE + 1e-9
+    assert sum(tried) <= 2 + 2 * np.log2(1 + needed) + 1
 
 
 def test_calibration_spends_the_budget_and_not_more():
@@ -319,6 +339,12 @@ def run_in(folder, method, rounds, settings):
         (
             lambda: spent({"a": cohorts(range(5), 2, most=3)}, 1, PrivacyBudget(accountant="rdp")),
             "accountant must be 'pld' for a Poisson cohort with a bound, got 'rdp' for 'a'.",
+        ),
+        (
+            lambda: calibrated_noise_multiplier(
+                4.0, DELTA, 5, {"a": cohorts(range(20), 30, most=None)}
+            ),
+            "pools['a'].cohort_size must be at most the 20 clients that can be drawn in a round, got ",
         ),
         (lambda: spent({}, 1, PrivacyBudget()), "pools must hold at least one pool with a private"),
         (

@@ -34,7 +34,7 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel, single_model
 from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.models.headed import headed
-from fedcodist.run.algorithm_checks import check_algorithm
+from fedcodist.run.algorithm_checks import check_algorithm, check_selected
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
 from fedcodist.run.sources import StreamedData, resident_data
 
@@ -456,6 +456,20 @@ def test_a_right_one_is_left_alone(stream):
     check_experiment(experiment_of(selects_rows(lambda round: -1), stream))  # reads no examples
     # Weights of examples and arrays among the metrics are fine, and so are weak types.
     check_experiment(experiment_of(with_metrics(main__share=0.5, main__shares=jnp.ones(3)), stream))
+
+
+def test_clients_are_selected_a_round_at_a_time():
+    """What a selection computes may be large: for all rounds at once it was 10 GB."""
+
+    @jax.custom_batching.custom_vmap
+    def large(round):
+        return round % 2 + jnp.arange(2)
+
+    @large.def_vmap
+    def of_several(*_):
+        raise AssertionError("several rounds at once")
+
+    check_selected(in_turn(large), DATA, rounds=3, seed=0)
 
 
 def test_streamed_shapes_are_those_of_what_is_read():
