@@ -63,6 +63,9 @@ def check_method(
                 "method.broadcast must return what has the model's 'params' and 'mutable', such as "
                 f"Variables, got {kind_of(message)} without {name!r}."
             )
+    if has_server:
+        variables = traced("method.variables", method.variables, server)
+        check_variables("method.variables", variables)
     client_state = traced("method.init_client_state", lambda: method.init_client_state())
     keeps_none = (
         " (client_state is None: method.init_client_state makes none)"
@@ -120,8 +123,6 @@ def check_method(
     )
     after = traced("method.server_update", method.server_update, server, aggregate, scalar, hyper)
     check_same("method.server_update must return a state as method.init makes it", server, after)
-    variables = traced("method.variables", method.variables, server)
-    check_variables("method.variables", variables)
     for reset_optimizer in (True, False):
         after = traced(
             "method.set_model",
@@ -272,9 +273,13 @@ def check_variables(name: str, variables: Any) -> None:
     for path, leaf in named_leaves(variables.params).items():
         # The gradient of a complex number is its conjugate, along which optimizers would ascend.
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+            instead = (
+                "real and imaginary parts as two parameters" if is_complex else "it in `mutable`"
+            )
             raise TypeError(
                 f"{name} must return parameters that are real numbers, {path!r} is {leaf.dtype}: keep "
-                "real and imaginary parts as two parameters."
+                f"{instead}."
             )
         # Sums over clients have the parameters' type, and in 16 bits most of their digits are lost.
         if leaf.dtype.itemsize < 4:

@@ -68,17 +68,21 @@ def test_parameters_of_16_bits_are_refused(dtype):
         communication_of(method, DATA.columns)
 
 
-def test_complex_parameters_are_refused():
+@pytest.mark.parametrize(
+    ("dtype", "instead"),
+    [(jnp.complex64, "real and imaginary parts as two"), (jnp.int32, "it in `mutable`")],
+)
+def test_parameters_that_are_not_real_are_refused(dtype, instead):
     """The gradient of a complex parameter is its conjugate: the optimizer ascended."""
 
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return jnp.abs(x @ self.param("w", lambda key: jnp.ones((3, 2), jnp.complex64)))
+            return jnp.abs(x @ self.param("w", lambda key: jnp.ones((3, 2), dtype)))
 
     model = from_flax_linen(Network(), jnp.zeros((1, 3)))
     method = fed_avg(model, LocalTraining(optax.sgd, batch_size=2))
-    message = r"parameters that are real numbers, 'w' is complex64: keep real and"
+    message = rf"parameters that are real numbers, 'w' is {jnp.dtype(dtype)}: keep {instead}"
     with pytest.raises(TypeError, match=message):
         communication_of(method, DATA.columns)
 
