@@ -4,10 +4,10 @@ A label chooses one of a network's outputs, a token one row of a table. JAX give
 index is too large or negative: a gather returns the last entry, the first, or NaN, and a one-hot vector
 is zero. So columns are followed through a program to the places where they index an axis. Operations
 that keep values, or shift them by a constant, are followed. Others (clipping, modulo, replacing negative
-values) are not.
+values) are not. Of columns with several entries per example, `column_parts` tells which are used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from fedcodist.core.labels import CLICKS, ONE_HOT
 from fedcodist.core.used_arguments import inner_jaxprs, scan_parts, used_arguments
+from fedcodist.run.column_parts import Part, Placed, taken_by, whole
 
 PyTree = Any
 
@@ -28,7 +29,6 @@ _KEEPING = {
     "dynamic_slice",
     "expand_dims",
     "gather",
-    "optimization_barrier",
     "pad",
     "reduce_precision",
     "reshape",
@@ -38,8 +38,6 @@ _KEEPING = {
     "stop_gradient",
     "transpose",
 }
-# Operations that make one array of several.
-_JOINING = {"concatenate", "dynamic_update_slice"}
 _SCATTERS = {"scatter", "scatter-add", "scatter_add", "scatter-max", "scatter_max"}
 _SCATTERS |= {"scatter-min", "scatter_min", "scatter-mul", "scatter_mul"}
 
@@ -48,12 +46,13 @@ class Followed(NamedTuple):
     """What is known of the values of one array.
 
     Attributes:
-      columns: (column, constant that was added to its values), for the columns that the array has.
+      columns: (part of a column, constant that was added to its values), for the columns that the array
+        has.
       is_wrapped: whether n was added to values below 0, as indexing does.
       positions: n if all values are positions on an axis of n entries, such as an argmax; else None.
     """
 
-    columns: frozenset[tuple[Any, int]] = frozenset()
+    columns: frozenset[tuple[Placed, int]] = frozenset()
     is_wrapped: bool = False
     positions: int | None = None
 
@@ -62,14 +61,14 @@ class Index(NamedTuple):
     """A column that indexes an axis.
 
     Attributes:
-      column: its name.
+      part: the column, and the part of it whose values are the index.
       shift: the constant that is added before.
       entries: length of the axis.
       is_compared: whether values are compared with positions, as in `one_hot` and accuracy, and not used
         for a look-up.
     """
 
-    column: Any
+    part: Part
     shift: int
     entries: int
     is_compared: bool
@@ -81,16 +80,16 @@ class Uses(NamedTuple):
     Attributes:
       results: what is known of each of the function's results, in the order of leaves.
       indices: columns that index an axis.
-      one_hot: columns of one-hot vectors, given to `class_of_one_hot`.
-      clicks: columns of candidates' clicks, given to `is_clicked`.
+      one_hot: parts of columns that are one-hot vectors, given to `class_of_one_hot`.
+      clicks: parts of columns that are candidates' clicks, given to `is_clicked`.
       asked: columns that the function tests for NaN or infinite values.
       read: columns on which some result depends.
     """
 
     results: list[Followed]
     indices: set[Index]
-    one_hot: set[Any]
-    clicks: set[Any]
+    one_hot: set[Part]
+    clicks: set[Part]
     asked: set[Any]
     read: set[Any]
 
@@ -106,19 +105,19 @@ def column_uses(
       needed: whether each result is read; all are where not given.
     """
     read = {
-        column
+        placed.part.column
         for argument, is_used in zip(arguments, used_arguments(jaxpr, needed), strict=True)
         if is_used
-        for column, _ in argument.columns
+        for placed, _ in argument.columns
     }
     uses = Uses([], set(), set(), set(), set(), read)
     results = _follow(jaxpr.jaxpr, [_of_constant(c) for c in jaxpr.consts], arguments, uses)
     return uses._replace(results=results)
 
 
-def of_column(column: Any) -> Followed:
+def of_column(column: Any, shape: Sequence[int]) -> Followed:
     """An argument that is a column of data; `column` is its name, of any hashable type."""
-    return Followed(frozenset({(column, 0)}))
+    return Followed(frozenset({(whole(column, shape), 0)}))
 
 
 UNKNOWN = Followed()
@@ -156,36 +155,39 @@ def _results(equation: Any, operands: list[Followed], uses: Uses) -> list[Follow
     if name in ("top_k", "approx_top_k"):
         return [UNKNOWN, Followed(positions=equation.invars[0].aval.shape[-1])]
     if name == "is_finite" or (name in ("ne", "eq") and equation.invars[0] is equation.invars[1]):
-        uses.asked.update(column for column, _ in first.columns)
+        uses.asked.update(placed.part.column for placed, _ in first.columns)
         return [UNKNOWN]
     if name == "eq":
         _compare(operands, uses)
         return [UNKNOWN]
     if name == "gather":
         _look_up(equation, equation.invars[0].aval.shape, operands[1], uses)
-        return [first]
+        return [_taken(equation, 0, first)]
     if name in _SCATTERS:
         _look_up(equation, equation.invars[0].aval.shape, operands[1], uses)
-        return [_joined([first, operands[2]]) if name == "scatter" else UNKNOWN]
+        return [_written(equation, first, operands[2]) if name == "scatter" else UNKNOWN]
     if name in ("add", "sub"):
         return [_shifted(equation, operands, 1 if name == "add" else -1)]
     if name == "select_n":
         return [_selected(operands[1:])]
-    if name == "sort":
+    if name == "optimization_barrier":
         return operands
+    if name == "sort":
+        return [_taken(equation, *operand) for operand in enumerate(operands)]
     if name == "dynamic_slice":
         _pick(equation.invars[0].aval.shape, operands[1:], uses)
     if name == "dynamic_update_slice":
         _pick(equation.invars[0].aval.shape, operands[2:], uses)
+        return [_written(equation, *operands[:2])]
     if name in _KEEPING:
-        return [first] * len(equation.outvars)
-    if name in _JOINING:
-        return [_joined(operands[:2] if name == "dynamic_update_slice" else operands)]
+        return [_taken(equation, 0, first)]
+    if name == "concatenate":
+        return [_joined(_taken(equation, *operand) for operand in enumerate(operands))]
     if name in _CONTROL:
         return _CONTROL[name](equation, operands, uses)
     for function, columns in ((ONE_HOT, uses.one_hot), (CLICKS, uses.clicks)):
         if equation.params.get("name") == function:
-            columns.update(column for column, _ in first.columns)
+            columns.update(placed.part for placed, _ in first.columns)
     for inner in inner_jaxprs(equation):
         if len(getattr(inner, "jaxpr", inner).invars) == len(operands):
             results = _inside(inner, operands, uses)
@@ -208,22 +210,48 @@ def _look_up(equation: Any, shape: tuple[int, ...], index: Followed, uses: Uses)
     # axis is checked.
     entries = max((shape[axis] for axis in axes), default=None)
     if entries is not None:
-        for column, shift in index.columns:
-            uses.indices.add(Index(column, shift, int(entries), False))
+        for placed, shift in index.columns:
+            uses.indices.add(Index(placed.part, shift, int(entries), False))
 
 
 def _pick(shape: tuple[int, ...], starts: Sequence[Followed], uses: Uses) -> None:
     """Adds the uses of scalars as indices. Starts of slices that are not wrapped may be anything."""
     for entries, start in zip(shape, starts, strict=False):
-        for column, shift in start.columns if start.is_wrapped else ():
-            uses.indices.add(Index(column, shift, int(entries), False))
+        for placed, shift in start.columns if start.is_wrapped else ():
+            uses.indices.add(Index(placed.part, shift, int(entries), False))
 
 
 def _compare(operands: Sequence[Followed], uses: Uses) -> None:
     for column_side, other in (operands, operands[::-1]):
         if other.positions is not None:
-            for column, shift in column_side.columns:
-                uses.indices.add(Index(column, shift, other.positions, True))
+            for placed, shift in column_side.columns:
+                uses.indices.add(Index(placed.part, shift, other.positions, True))
+
+
+def _taken(equation: Any, operand: int, followed: Followed) -> Followed:
+    """What is known of the result of an operation that keeps the values of its n-th operand."""
+    taken = ((taken_by(equation, placed, operand), shift) for placed, shift in followed.columns)
+    return followed._replace(
+        columns=frozenset((placed, shift) for placed, shift in taken if placed is not None)
+    )
+
+
+def _written(equation: Any, operand: Followed, update: Followed) -> Followed:
+    """What is known of an array into some of whose entries others were written."""
+    rank = len(equation.outvars[0].aval.shape)
+    return _with_axes(_joined([operand, update]), lambda axes: (None,) * rank)
+
+
+def _with_axes(
+    followed: Followed, changed: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> Followed:
+    """The same values in an array of other axes; see `Placed.axes`."""
+    return followed._replace(
+        columns=frozenset(
+            (placed._replace(axes=changed(placed.axes)), shift)
+            for placed, shift in followed.columns
+        )
+    )
 
 
 def _shifted(equation: Any, operands: Sequence[Followed], sign: int) -> Followed:
@@ -291,7 +319,8 @@ def _while(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed
 def _scan(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:
     inner, first, last = scan_parts(equation)
     carried = last - first
-    held, xs = operands[:first], operands[last:]
+    held = operands[:first]
+    xs = [_with_axes(operand, lambda axes: axes[1:]) for operand in operands[last:]]
     others: list[Followed] = []
 
     def one_pass(carry: list[Followed]) -> list[Followed]:
@@ -299,7 +328,8 @@ def _scan(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]
         others[:] = results[carried:]
         return results[:carried]
 
-    return [*_until_settled(one_pass, operands[first:last]), *others]
+    carry = _until_settled(one_pass, operands[first:last])
+    return [*carry, *(_with_axes(other, lambda axes: (None, *axes)) for other in others)]
 
 
 def _cond(equation: Any, operands: list[Followed], uses: Uses) -> list[Followed]:

@@ -7,7 +7,7 @@ matter are then read once.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from fedcodist.core.tracing import strongly_typed, traced_once
 from fedcodist.core.used_arguments import used_arguments
 from fedcodist.data.column_values import check_32_bits, first_not_finite, least_and_largest
 from fedcodist.run.client_splits import all_splits
+from fedcodist.run.column_parts import Part
 from fedcodist.run.column_uses import (
     UNKNOWN,
     Followed,
@@ -87,6 +88,9 @@ def check_data(experiment: Any) -> None:
         check_32_bits(table.where, table.columns)
 
     labels: set[str] = set()
+    classes: set[str] = (
+        set()
+    )  # columns from which the network, loss or metrics of a split read classes
     outputs: set[int] = set()
     for name, (predictor, variables) in evaluated_models(experiment.algorithm).items():
         outputs.add(predictor.model.num_classes)
@@ -96,7 +100,8 @@ def check_data(experiment: Any) -> None:
             if key not in traced:
                 traced[key] = _evaluation_uses(experiment, predictor, variables, table.columns)
             network, measured = traced[key]
-            labels |= {index.column for index in measured.indices}
+            labels |= {index.part.column for index in measured.indices}
+            classes |= _columns_of_classes(network) | _columns_of_classes(measured)
             _check_uses(table, network, "")
             _check_uses(table, measured, f"model {name!r}", predictor.model.num_classes)
             _check_finite(table, network.read | measured.read, network.asked | measured.asked)
@@ -104,7 +109,8 @@ def check_data(experiment: Any) -> None:
     uses = _round_uses(experiment.algorithm, data)
     for name, table in tables.items():
         of_table = _of_source(uses, name, labels)
-        _check_uses(table, of_table, "the model", *outputs)
+        by_method = _columns_of_classes(of_table) - classes if evaluated else set()
+        _check_uses(table, of_table, "the model", *outputs, by_method=by_method)
         _check_finite(table, of_table.read, of_table.asked)
 
 
@@ -113,76 +119,118 @@ def _of_source(uses: Uses, source: str, labels: set[str]) -> Uses:
 
     Comparisons with positions count for labels only, since one-hot inputs may be zero for padding.
     """
+    parts = lambda parts: {
+        part._replace(column=part.column[1]) for part in parts if part.column[0] == source
+    }
     names = lambda columns: {column for name, column in columns if name == source}
     indices = {
-        index._replace(column=index.column[1])
+        index._replace(part=part)
         for index in uses.indices
-        if index.column[0] == source and (not index.is_compared or index.column[1] in labels)
+        for part in parts([index.part])
+        if not index.is_compared or part.column in labels
     }
     return uses._replace(
         results=[],
         indices=indices,
-        one_hot=names(uses.one_hot),
-        clicks=names(uses.clicks),
+        one_hot=parts(uses.one_hot),
+        clicks=parts(uses.clicks),
         asked=names(uses.asked),
         read=names(uses.read),
     )
 
 
-def _check_uses(table: _Table, uses: Uses, model: str, *outputs: int) -> None:
-    for index in sorted(uses.indices, key=lambda index: (index.column, index.entries)):
+def _columns_of_classes(uses: Uses) -> set[str]:
+    return {part.column for part in (*(index.part for index in uses.indices), *uses.one_hot)}
+
+
+def _check_uses(
+    table: _Table, uses: Uses, model: str, *outputs: int, by_method: Collection[str] = ()
+) -> None:
+    """Checks a table's columns.
+
+    Args:
+      table: the columns.
+      uses: of its columns.
+      model: what messages call the model with as many outputs as one of `outputs`.
+      by_method: columns from which only the method itself reads classes.
+    """
+    for index in sorted(uses.indices, key=lambda index: (index.part, index.entries)):
         # A metric may compare labels with the first few classes only.
         if index.is_compared and index.entries not in outputs:
             continue
-        _check_range(table, index, model if index.entries in outputs else "")
-    for name in sorted(uses.one_hot):
-        _check_one_hot(table, name)
-    for name in sorted(uses.clicks):
-        _check_clicks(table, name)
+        _check_range(table, index, model if index.entries in outputs else "", by_method)
+    for part in sorted(uses.one_hot):
+        _check_one_hot(table, part, by_method)
+    for part in sorted(uses.clicks):
+        _check_clicks(table, part)
 
 
-def _check_range(table: _Table, index: Index, model: str) -> None:
-    column = table.columns[index.column]
-    if np.dtype(column.dtype).kind not in "biuf":
+def _values(table: _Table, part: Part) -> np.ndarray:
+    slices = (slice(start, stop) for start, stop in part.bounds)
+    return np.asarray(table.columns[part.column])[(slice(None), *slices)]
+
+
+def _place(table: _Table, part: Part, before: str) -> str:
+    """The place of a part in messages, such as ' in [:, 0]'; empty for a whole column."""
+    sizes = np.shape(table.columns[part.column])[1:]
+    shown = [":"]
+    for (start, stop), size in zip(part.bounds, sizes, strict=True):
+        one = str(start) if stop - start == 1 else f"{start}:{stop}"
+        shown.append(":" if (start, stop) == (0, size) else one)
+    return f" {before} [{', '.join(shown)}]" if {*shown} != {":"} else ""
+
+
+def _check_range(table: _Table, index: Index, model: str, by_method: Collection[str]) -> None:
+    column = _values(table, index.part)
+    if column.dtype.kind not in "biuf":
         return
     limits = least_and_largest(column)
     least, largest = -index.shift, index.entries - 1 - index.shift
     if limits is None or least <= limits[0] <= limits[1] <= largest:
         return
     entries = f"{index.entries} outputs of {model}" if model else f"{index.entries} entries"
+    hint = (
+        "the method itself reads it as the class of an example, so leave out examples without one"
+        if index.part.column in by_method
+        else "leave out examples without a label, or replace it with jnp.where in your loss and metrics"
+    )
     raise ValueError(
-        f"column {index.column!r} of {table.where} must have whole numbers from {least} to {largest}, "
-        f"one for each of the {entries} that it chooses from, got {limits[0]} to {limits[1]}: leave out "
-        "examples without a label, or replace it with jnp.where in your loss and metrics; count from 0 "
-        "or give more outputs."
+        f"column {index.part.column!r} of {table.where} must have whole numbers from {least} to "
+        f"{largest}, one for each of the {entries} that it chooses from, got {limits[0]} to "
+        f"{limits[1]}{_place(table, index.part, 'in')}: {hint}; count from 0 or give more outputs."
     )
 
 
-def _check_one_hot(table: _Table, name: str) -> None:
-    column = table.columns[name]
+def _check_one_hot(table: _Table, part: Part, by_method: Collection[str]) -> None:
+    column = _values(table, part)
     for start in range(0, len(column), _ROWS_AT_ONCE):
-        vectors = np.asarray(column[start : start + _ROWS_AT_ONCE])
+        vectors = column[start : start + _ROWS_AT_ONCE]
         is_one_hot = ((vectors == 0) | (vectors == 1)).all(-1) & (vectors.sum(-1) == 1)
         if not is_one_hot.all():
             place = np.unravel_index(int(np.argmin(is_one_hot)), is_one_hot.shape)
+            hint = (
+                "the method itself needs one class per example, also with a loss of your own"
+                if part.column in by_method
+                else "give a loss and metrics of your own for others"
+            )
             raise ValueError(
-                f"column {name!r} of {table.where} must have labels that are whole numbers or one-hot "
-                f"vectors, a single 1 and else 0, got {vectors[place].tolist()!r:.60} in row "
-                f"{start + int(place[0])}: give a loss and metrics of your own for others."
+                f"column {part.column!r} of {table.where} must have labels that are whole numbers "
+                f"or one-hot vectors, a single 1 and else 0, got {vectors[place].tolist()!r:.60} in row "
+                f"{start + int(place[0])}{_place(table, part, 'of')}: {hint}."
             )
 
 
-def _check_clicks(table: _Table, name: str) -> None:
-    column = table.columns[name]
+def _check_clicks(table: _Table, part: Part) -> None:
+    column = _values(table, part)
     for start in range(0, len(column), _ROWS_AT_ONCE):
-        labels = np.asarray(column[start : start + _ROWS_AT_ONCE])
+        labels = column[start : start + _ROWS_AT_ONCE]
         is_known = np.isin(labels, (-1, 0, 1))
         if not is_known.all():
             place = np.unravel_index(int(np.argmin(is_known)), is_known.shape)
             raise ValueError(
-                f"column {name!r} of {table.where} must have 1 for candidates that were clicked, 0 for "
-                f"those that were not and -1 for padding, got {labels[place]} in row "
-                f"{start + int(place[0])}."
+                f"column {part.column!r} of {table.where} must have 1 for candidates that were "
+                f"clicked, 0 for those that were not and -1 for padding, got {labels[place]} in row "
+                f"{start + int(place[0])}{_place(table, part, 'of')}."
             )
 
 
@@ -238,7 +286,9 @@ def _evaluation_uses(
     measures = jax.make_jaxpr(measures_of)(*shapes)
     # A batch has all columns. Only those that outputs depend on, or that measures read, matter.
     first = column_uses(
-        network, _arguments({n: of_column(n) for n in two}, network), used_arguments(measures)
+        network,
+        _arguments({n: of_column(n, leaf.shape) for n, leaf in two.items()}, network),
+        used_arguments(measures),
     )
     return first, column_uses(measures, first.results)
 
@@ -302,7 +352,7 @@ def _traced_round(algorithm: FederatedAlgorithm, columns: Any, clients: int, cap
         hyper,
     )
     followed = {
-        source: {name: of_column((source, name)) for name in table}
+        source: {name: of_column((source, name), leaf.shape) for name, leaf in table.items()}
         for source, table in columns.items()
     }
     jaxpr = jax.make_jaxpr(one_round)(*arguments)

@@ -149,6 +149,53 @@ def test_float_labels_that_are_cast_are_checked_too(source):
     assert "got -1 to 2" in line
 
 
+class Heads(nn.Module):
+    """Two heads, of categories in two columns of the inputs."""
+
+    @nn.compact
+    def __call__(self, x):
+        categories = x[:, :2].astype(jnp.int32)
+        embedded = [nn.Embed(n, 2)(categories[:, c]) for c, n in enumerate((4, 50))]
+        x = jnp.concatenate([*embedded, x[:, 2:]], axis=1)
+        return nn.Dense(2)(x), nn.Dense(5)(x)
+
+
+def losses_of_heads(outputs, batch):
+    label = batch["label"]
+    return sum(
+        optax.softmax_cross_entropy_with_integer_labels(logits, label[:, head])
+        for head, logits in enumerate(outputs)
+    )
+
+
+def right_of_heads(outputs, batch):
+    right = [logits.argmax(-1) == batch["label"][:, h] for h, logits in enumerate(outputs)]
+    return jnp.mean(jnp.stack(right), axis=0), jnp.ones(len(batch["label"]))
+
+
+def test_entries_of_an_example_are_checked_apart():
+    rows = np.arange(ROWS)
+    labels = np.stack([rows % 2, rows % 5], axis=1)
+    inputs = np.stack([rows % 4, 4 * rows, rows / 7, 1000 * rows], axis=1).astype(np.float32)
+    metrics = {"right": right_of_heads}
+    model = from_flax_linen(Heads(), jnp.zeros((1, 4)), loss=losses_of_heads, metrics=metrics)
+    good = examples(labels, inputs)
+    check_experiment(experiment(good, {"test": good}, model=model))
+    shifted = lambda values, entry, by: values + by * (np.arange(values.shape[1]) == entry)
+    for changed, name, place, entries in (
+        (shifted(inputs, 1, 10), "image", "got 10 to 54 in [:, 1]: ", 50),
+        (shifted(inputs, 0, 1), "image", "got 1 to 4 in [:, 0]: ", 4),
+        (shifted(labels, 0, 1), "label", "got 1 to 2 in [:, 0]: ", 2),
+        (shifted(labels, 1, -1), "label", "got -1 to 3 in [:, 1]: ", 5),
+    ):
+        columns = (changed, inputs) if name == "label" else (labels, changed.astype(np.float32))
+        bad = examples(*columns)
+        for settings in ({"train": bad}, {"splits": {"test": bad}}):
+            line = told(**{"train": good, "splits": {"test": good}} | settings, model=model)
+            assert line.startswith(f"column {name!r} of ") and place in line
+            assert f"must have whole numbers from 0 to {entries - 1}, " in line
+
+
 def test_a_metric_may_look_at_the_first_few_classes_only():
     of_first = lambda o, b: (jnp.isin(b["label"], jnp.arange(2)) * 1.0, jnp.ones(len(o)))
     train = examples()
@@ -374,6 +421,25 @@ def test_vectors_that_are_not_one_hot():
     line = told(splits={"soft": examples(shares)})
     assert line.startswith("column 'label' of split 'soft'")
     assert "[0.5, 0.5, 0.0] in row 4" in line
+
+
+def test_a_method_that_reads_classes_beside_the_loss_says_so():
+    """FedProto has a prototype per class, whatever the loss."""
+    sigmoid = lambda outputs, batch: optax.sigmoid_binary_cross_entropy(
+        outputs, batch["label"]
+    ).mean(-1)
+    error = lambda outputs, batch: (sigmoid(outputs, batch), jnp.ones(len(batch["label"])))
+    model = fc.headed(
+        nn.Dense(2), jnp.zeros((1, 4)), CLASSES, loss=sigmoid, metrics={"error": error}
+    )
+    several = np.eye(CLASSES, dtype=np.float32)[LABELS]
+    several[4] = 1
+    train = examples(several)
+    algorithm = fc.fed_proto(
+        {"one": fc.PartyGroup(model, np.arange(2))}, CLASSES, fc.LocalTraining(batch_size=4)
+    )
+    with pytest.raises(ValueError, match=r"in row 4: the method itself needs one class per exa"):
+        check_experiment(Experiment(algorithm, resident_data(train), {"test": train}, rounds=1))
 
 
 def test_large_columns_are_looked_at_in_parts(tmp_path, monkeypatch):
