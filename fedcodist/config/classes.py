@@ -28,6 +28,8 @@ def number_of_classes(
     """Returns the number that the data declare, or else one more than the largest label of all splits.
 
     A network needs an output for every class, also for a class of which no client has an example.
+    Labels [examples, classes] that are floats, or all 0 or 1 (one-hot, several labels per example), have
+    an entry per class. Other labels with several entries per example are classes, such as tags of words.
 
     Args:
       splits: name -> data; splits without a column `label` are left out.
@@ -72,10 +74,11 @@ def classes_of_labels(labels: Mapping[str, Any], declared: int | None = None) ->
 
 
 def _label_ranges(labels_by_split: Mapping[str, Any]) -> Iterable[tuple[str, int, int]]:
-    for name, labels in labels_by_split.items():
-        if not len(labels):
-            continue
-        if labels.ndim == 2 and labels.shape[1] > 1:  # one-hot
+    given = {name: labels for name, labels in labels_by_split.items() if len(labels)}
+    # All splits have labels of one form: in one of them, all tags of a sequence may be 0 or 1.
+    have_vectors = all(_may_be_vectors(labels) for labels in given.values() if _is_table(labels))
+    for name, labels in given.items():
+        if _is_table(labels) and have_vectors:
             yield name, 0, labels.shape[1] - 1
             continue
         if np.dtype(labels.dtype).kind not in "biu":
@@ -85,6 +88,18 @@ def _label_ranges(labels_by_split: Mapping[str, Any]) -> Iterable[tuple[str, int
         limits = least_and_largest(labels)
         if limits is not None:
             yield name, *limits
+
+
+def _is_table(labels: Any) -> bool:
+    return labels.ndim == 2 and labels.shape[1] > 1
+
+
+def _may_be_vectors(labels: Any) -> bool:
+    """Whether [examples, entries] may have an entry per class: one-hot, several labels, soft labels."""
+    if np.dtype(labels.dtype).kind not in "biu":
+        return True
+    limits = least_and_largest(labels)
+    return limits is None or 0 <= limits[0] <= limits[1] <= 1
 
 
 def _of_manifest(folder: str) -> int | None:

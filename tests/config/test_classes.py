@@ -43,6 +43,41 @@ def test_one_hot_and_bool_labels():
     assert number_of_classes({"train": split(False, True, dtype=bool)}) == 2
 
 
+TAGS = np.arange(40).reshape(2, 20) % 5
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ({"train": TAGS}, 5),
+        ({"train": TAGS[:, :3] + 5}, 8),
+        ({"train": TAGS, "test": np.minimum(TAGS, 1)}, 5),
+        ({"train": TAGS.reshape(2, 4, 5)}, 5),
+        ({"train": np.minimum(TAGS.reshape(2, 4, 5), 1)}, 2),
+        ({"train": np.minimum(TAGS, 1)}, 20),
+        ({"train": TAGS > 1, "test": np.eye(20)}, 20),
+        ({"train": np.full((2, 4), 0.25)}, 4),
+    ],
+    ids=[
+        "tags",
+        "fewer positions than tags",
+        "a split of two tags",
+        "a mask",
+        "a mask of 0 and 1",
+        "several labels",
+        "one-hot in another split",
+        "soft",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:labels are 5 to 7")
+def test_labels_of_several_entries(labels, classes):
+    splits = {
+        name: FederatedData.from_arrays({"label": column}, offsets=[0, len(column)])
+        for name, column in labels.items()
+    }
+    assert number_of_classes(splits) == classes
+
+
 @pytest.mark.parametrize(
     ("splits", "declared", "message"),
     [
