@@ -66,8 +66,8 @@ def evaluate(
       axis_name: mesh axis whose devices share the examples, or None.
 
     Returns:
-      metric -> scalar; also `<accuracy>_per_label` [classes] if there are labels, and
-      `<metric>_per_client` [clients] if there are several clients.
+      metric -> scalar; also `<accuracy>_per_label` [classes] if there are labels (all NaN if an example
+      has a label beyond the classes), and `<metric>_per_client` [clients] if there are several clients.
     """
     model = predictor.model
     statistics = _statistics(model)
@@ -105,9 +105,7 @@ def evaluate(
                 )
             continue
         if name in label_columns:
-            metrics[f"{name}_per_label"] = metrics_lib.grouped_mean(
-                _computed(name), _labels_in(label_columns[name], num_labels), num_labels
-            )
+            metrics[f"{name}_per_label"] = _mean_per_label(name, label_columns[name], num_labels)
         if clients > 1:
             metrics[f"{name}_per_client"] = metrics_lib.grouped_mean(
                 _computed(name), client_of, clients
@@ -286,5 +284,21 @@ def _reads(
     return used_arguments(jax.make_jaxpr(computed)(batch[column], outputs, others))[0]
 
 
-def _labels_in(column: str, num_labels: int) -> Callable[[Any], jax.Array]:
-    return lambda batch: class_labels(batch[column], num_labels, name=column)
+def _mean_per_label(name: str, column: str, num_labels: int) -> metrics_lib.Metric:
+    """The mean of a computed statistic for each label; NaN for all if some examples have another label.
+
+    An accuracy of the user's own may read labels for which the network has no output, such as grades.
+    """
+
+    def label_or_other(batch: Mapping[str, jax.Array]) -> jax.Array:
+        # uint8 cannot hold 256, the group of others if there are 256 labels.
+        labels = class_labels(batch[column], num_labels, name=column).astype(jnp.int32)
+        return jnp.where((labels >= 0) & (labels < num_labels), labels, num_labels)
+
+    groups = metrics_lib.grouped_mean(_computed(name), label_or_other, num_labels + 1)
+
+    def compute(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
+        _, weights = sums
+        return jnp.where(weights[-1] > 0, jnp.nan, groups.compute(sums)[:-1])
+
+    return groups._replace(compute=compute)

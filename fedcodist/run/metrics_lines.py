@@ -36,7 +36,10 @@ def check_metric_name(where: str, name: str) -> None:
 def evaluation_records(
     round: int, evaluation: Mapping[str, Any], seeds: np.ndarray
 ) -> list[Record]:
-    """Metrics lines of an evaluation, which is split -> model -> metric -> [seeds, ...]."""
+    """Metrics lines of an evaluation, which is split -> model -> metric -> [seeds, ...].
+
+    Values per label are left out where all are NaN; see `evaluation.evaluate`.
+    """
     records = []
     for split, models in evaluation.items():
         for model, metrics in models.items():
@@ -53,7 +56,8 @@ def evaluation_records(
                         record.setdefault("per_client", {}).update(_spread(metric, values[index]))
                     elif values[index].ndim:
                         metric = name.removesuffix("_per_label")
-                        record[f"per_label_{metric}"] = _plain(values[index])
+                        if not np.isnan(values[index]).all():
+                            record[f"per_label_{metric}"] = _plain(values[index])
                     else:
                         record[name] = _plain(values[index])
                 records.append(record)

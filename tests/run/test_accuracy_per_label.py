@@ -10,6 +10,7 @@ import fedcodist as fc
 from fedcodist.core import metrics
 from fedcodist.core.method import single_model
 from fedcodist.run.evaluation import evaluate, evaluation_split
+from fedcodist.run.metrics_lines import evaluation_records
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -97,3 +98,76 @@ def test_examples_are_grouped_by_the_labels_of_the_accuracy(
     right = np.asarray(accuracy(outputs if make is plain else outputs.logits, batch)[0])
     expected = [right[labels == label].mean() for label in range(max(classes, 2))]
     np.testing.assert_allclose(evaluated["accuracy_per_label"], expected, rtol=1e-6)
+
+
+GRADED = np.arange(20, dtype=np.int32) % 4
+
+
+class Heads(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x), nn.Dense(5)(x)
+
+
+def right(is_right):
+    return lambda outputs, batch: (is_right(outputs, batch["label"]), jnp.ones(len(batch["label"])))
+
+
+def without(unlabelled, statistic):
+    return lambda outputs, batch: (
+        statistic(outputs, batch)[0],
+        batch["label"] != unlabelled,
+    )
+
+
+ordinal = right(lambda outputs, label: (outputs > 0).sum(-1) == label)
+fine = right(lambda outputs, label: outputs[1].argmax(-1) == label)
+
+
+@pytest.mark.parametrize(
+    ("network", "accuracy", "label", "is_written"),
+    [
+        (nn.Dense(3), ordinal, GRADED, False),
+        (nn.Dense(3), ordinal, GRADED - 1, False),
+        (nn.Dense(3), ordinal, GRADED % 3, True),
+        (nn.Dense(3), without(3, ordinal), GRADED, True),
+        (Heads(), fine, LABEL % 5, False),
+        (Heads(), fine, LABEL % 2, True),
+        (nn.Dense(256), own("label"), LABEL.astype(np.uint8), True),
+    ],
+    ids=[
+        "a grade more than outputs",
+        "a negative label",
+        "as many grades",
+        "the last one has no weight",
+        "the larger head",
+        "two labels",
+        "labels of 8 bits",
+    ],
+)
+def test_no_labels_are_missing_in_the_lines(network, accuracy, label, is_written):
+    """An own accuracy may read labels for which the network, or its first head, has no output."""
+    model = fc.from_flax_linen(
+        network,
+        jnp.zeros((1, 4)),
+        loss=lambda o, b: 0.0 * b["image"][:, 0],
+        metrics={"accuracy": accuracy},
+    )
+    columns = {"image": COLUMNS["image"], "label": label}
+    split = evaluation_split(fc.FederatedData.from_arrays(columns, offsets=[0, 8, 20]))
+    variables = model.init(jax.random.key(0))
+    predictor = single_model(model, lambda state: state)
+    evaluated = jax.jit(lambda *given: evaluate(predictor, *given, 7, UNCHANGED, None))(
+        variables, split
+    )
+    of_seed = {name: np.asarray(values)[None] for name, values in evaluated.items()}
+    (line,) = evaluation_records(1, {"test": {"model": of_seed}}, np.arange(1))
+    assert "accuracy" in line and ("per_label_accuracy" in line) == is_written
+    if is_written:
+        values = np.asarray(accuracy(model.apply(variables, columns)[0], columns)[0])
+        expected = [
+            values[label == one].mean() if one in label else np.nan
+            for one in range(model.num_classes)
+        ]
+        found = np.array(line["per_label_accuracy"], float)  # null as NaN
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
