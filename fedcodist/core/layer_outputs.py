@@ -181,9 +181,9 @@ def logits_of(outputs: Any) -> Any:
 
 
 def checked_logits(outputs: Any) -> jax.Array:
-    """As `logits_of`, for methods that compute with logits; raises TypeError for other outputs."""
+    """As `logits_of`, for methods of one class per example; raises TypeError for other outputs."""
     logits = logits_of(outputs)
-    if getattr(logits, "ndim", 0) < 2:
+    if getattr(logits, "ndim", 0) != 2:
         raise TypeError(
             f"networks of this method must return logits [batch, classes], got {described(logits)}."
         )

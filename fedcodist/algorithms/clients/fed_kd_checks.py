@@ -58,7 +58,7 @@ def map_shapes(
 
     of_teacher, of_student = outputs(teacher_name, teacher), outputs("student", student)
     for name, layers in ((teacher_name, of_teacher), ("student", of_student)):
-        if not hasattr(layers.logits, "ndim"):
+        if getattr(layers.logits, "ndim", 0) != 2:
             found = described(layers.logits)
             raise TypeError(f"{name} must return logits [batch, classes], got {found}.")
     try:
@@ -74,10 +74,10 @@ def _widths(
     of_teacher: LayerOutputs, of_student: LayerOutputs, mutual: MutualLosses
 ) -> list[tuple[int, int]]:
     """Widths (student's, teacher's) of each pair of aligned layers."""
-    if of_teacher.logits.shape != of_student.logits.shape or of_teacher.logits.ndim != 2:
+    classes = of_teacher.logits.shape[1], of_student.logits.shape[1]
+    if classes[0] != classes[1]:
         raise ValueError(
-            "teacher and student must have as many classes, logits [batch, classes], got "
-            f"{list(of_teacher.logits.shape)} and {list(of_student.logits.shape)}."
+            f"teacher and student must have as many classes, got {classes[0]} and {classes[1]}."
         )
     check_classes(of_teacher.logits)
     widths = []

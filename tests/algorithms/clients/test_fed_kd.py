@@ -95,6 +95,16 @@ def network(hidden, shows_layers=True, classes=CLASSES) -> Model:
     return Model(init, apply, loss, {}, classes)
 
 
+def of_positions(model):
+    """The model with logits [batch, positions, classes]."""
+
+    def apply(variables, batch, **_):
+        outputs, mutable = model.apply(variables, batch)
+        return outputs._replace(logits=jnp.stack([outputs.logits] * 2, axis=1)), mutable
+
+    return model._replace(apply=apply)
+
+
 def forward(kernels, x, tanh=np.tanh):
     states = []
     for kernel in kernels[:-1]:
@@ -698,7 +708,12 @@ def made(teacher=LARGE, student=SMALL, **options):
             "mutual.hidden_map must be 'learned' where widths differ, got 'identity' for a "
             "student's 8 and a teacher's 3",
         ),
-        (made(LARGE, network((3,), classes=4)), "teacher and student must have as many classes"),
+        (
+            made(LARGE, network((3,), classes=4)),
+            "teacher and student must have as many classes, got 3 and 4",
+        ),
+        (made(of_positions(LARGE), LARGE), r"teacher .* logits .*, got float64\[1, 2, 3\]"),
+        (made(LARGE, of_positions(LARGE)), r"student .* logits .*, got float64\[1, 2, 3\]"),
         (made(network((3,), classes=1), network((3,), classes=1)), "give a network of one logit"),
         (
             made(attending(3), attending(2)),
@@ -712,7 +727,7 @@ def made(teacher=LARGE, student=SMALL, **options):
     ],
 )
 def test_bad_input_is_one_line(make, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((ValueError, TypeError), match=message) as error:
         make()
     assert "\n" not in str(error.value)
 

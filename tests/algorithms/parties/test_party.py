@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -379,10 +380,22 @@ def test_networks_of_one_logit_have_no_probabilities_to_exchange(name):
         OF_PROBABILITIES[name](ONE_LOGIT, 1, ONE_LOGIT["pair"].model)
 
 
-def test_a_network_that_returns_more_than_logits_is_one_line():
-    both = lambda *arguments, **options: ((MODEL.apply(*arguments, **options)[0], 0.0), {})
-    loss = lambda outputs, batch: MODEL.loss(outputs[0], batch)
-    model = MODEL._replace(apply=both, loss=loss, metrics={})
+@pytest.mark.parametrize(
+    ("outputs_of", "logits_of", "got"),
+    [
+        (lambda logits: (logits, 0.0), lambda outputs: outputs[0], r"a tuple of 2"),
+        (
+            lambda logits: jnp.stack([logits, logits], axis=1),
+            lambda outputs: outputs[:, 0],
+            r"float32\[\d+, 2, 3\]",
+        ),
+    ],
+    ids=["more than logits", "logits of positions"],
+)
+def test_a_network_that_returns_other_outputs_is_one_line(outputs_of, logits_of, got):
+    other = lambda *arguments, **options: (outputs_of(MODEL.apply(*arguments, **options)[0]), {})
+    loss = lambda outputs, batch: MODEL.loss(logits_of(outputs), batch)
+    model = MODEL._replace(apply=other, loss=loss, metrics={})
     groups = {"all": PartyGroup(model, np.arange(3))}
     found = {}
     for name, make in OF_PROBABILITIES.items():
@@ -391,9 +404,10 @@ def test_a_network_that_returns_more_than_logits_is_one_line():
             jax.eval_shape(round_of(algorithm), jax.eval_shape(algorithm.init, jax.random.key(0)))
         except TypeError as error:
             found[name] = str(error)
-    promise = "must return logits [batch, classes], got a tuple of 2."
-    networks = dict.fromkeys(OF_PROBABILITIES, f"networks of this method {promise}")
-    assert found == networks | {"fed_kd_parties": f"groups['all'].model {promise}"}
+    assert found.keys() == OF_PROBABILITIES.keys()
+    for name, line in found.items():
+        who = r"groups\['all'\].model" if name == "fed_kd_parties" else "networks of this method"
+        assert re.fullmatch(rf"{who} must return logits \[batch, classes\], got {got}\.", line)
 
 
 def test_fed_md_exchanges_the_logits_of_networks_of_one_logit():
