@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.layer_outputs import checked_logits
+from fedcodist.core.example_losses import described
+from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.distillation.divergences import check_classes
@@ -44,19 +45,19 @@ def concatenated(*ensembles: Ensemble) -> Ensemble:
 
 def mean_logits(model: Model, ensemble: Ensemble) -> Teacher:
     """The weighted mean of the members' logits [batch, classes], before any softmax."""
-    return _mean(model, ensemble, _logits)
+    return _mean(model, ensemble, _teaching_logits)
 
 
 def mean_probabilities(model: Model, ensemble: Ensemble) -> Teacher:
     """The weighted mean of the members' probabilities [batch, classes]."""
-    return _mean(model, ensemble, jax.nn.softmax)
+    return _mean(model, ensemble, lambda outputs: jax.nn.softmax(_teaching_logits(outputs)))
 
 
 def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> Predictor:
-    """A Predictor of the mean logits of an ensemble in an algorithm's state.
+    """A Predictor of the mean outputs of an ensemble in an algorithm's state.
 
     Args:
-      model: the members' network.
+      model: the members' network. Its outputs are an array: logits, or predicted numbers.
       ensemble: algorithm state -> Ensemble.
     """
 
@@ -66,16 +67,15 @@ def ensemble_predictor(model: Model, ensemble: Callable[[PyTree], Ensemble]) -> 
 
     def predict(variables: Variables, batch: Batch) -> jax.Array:
         mutable, weights = variables.mutable
-        return mean_logits(model, Ensemble(Variables(variables.params, mutable), weights))(batch)
+        ensemble = Ensemble(Variables(variables.params, mutable), weights)
+        return _mean(model, ensemble, _outputs)(batch)
 
     return Predictor(model, variables, predict)
 
 
 def mean_logits_of_all(models: Mapping[str, Model], ensembles: Mapping[str, Ensemble]) -> Teacher:
     """The weighted mean of all members' logits, over several ensembles of one architecture each."""
-    total = sum(jnp.sum(ensemble.weights) for ensemble in ensembles.values())
-    sums = [_sum(models[name], ensemble, _logits) for name, ensemble in ensembles.items()]
-    return lambda batch: sum(weighted_sum(batch) for weighted_sum in sums) / total
+    return _mean_of_all(models, ensembles, _teaching_logits)
 
 
 def ensembles_predictor(
@@ -94,7 +94,7 @@ def ensembles_predictor(
             name: Ensemble(Variables(variables.params[name], mutable), weights)
             for name, (mutable, weights) in variables.mutable.items()
         }
-        return mean_logits_of_all(models, of_state)(batch)
+        return _mean_of_all(models, of_state, _outputs)(batch)
 
     return Predictor(next(iter(models.values())), variables, predict)
 
@@ -178,25 +178,46 @@ def without_worst(accuracy: jax.Array, num_classes: int) -> jax.Array:
     return jnp.where(dropped & ~is_best, 0.0, 1.0)
 
 
-def _logits(logits: jax.Array) -> jax.Array:
+def _teaching_logits(outputs: Any) -> jax.Array:
+    logits = logits_of(outputs)
+    check_classes(logits)
     return logits
 
 
-def _mean(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.Array]) -> Teacher:
-    total, weighted_sum = jnp.sum(ensemble.weights), _sum(model, ensemble, transform)
+def _outputs(outputs: Any) -> jax.Array:
+    """The array that an ensemble averages to predict; of one logit, or in regression, too."""
+    array = logits_of(outputs)
+    if not hasattr(array, "ndim"):
+        raise TypeError(
+            "models of an ensemble must return logits [batch, classes] or another array, got "
+            f"{described(array)}."
+        )
+    return array
+
+
+def _mean(model: Model, ensemble: Ensemble, read: Callable[[Any], jax.Array]) -> Teacher:
+    total, weighted_sum = jnp.sum(ensemble.weights), _sum(model, ensemble, read)
     return lambda batch: weighted_sum(batch) / total
 
 
-def _sum(model: Model, ensemble: Ensemble, transform: Callable[[jax.Array], jax.Array]) -> Teacher:
-    """The sum of the members' outputs times their weights."""
+def _mean_of_all(
+    models: Mapping[str, Model],
+    ensembles: Mapping[str, Ensemble],
+    read: Callable[[Any], jax.Array],
+) -> Teacher:
+    total = sum(jnp.sum(ensemble.weights) for ensemble in ensembles.values())
+    sums = [_sum(models[name], ensemble, read) for name, ensemble in ensembles.items()]
+    return lambda batch: sum(weighted_sum(batch) for weighted_sum in sums) / total
+
+
+def _sum(model: Model, ensemble: Ensemble, read: Callable[[Any], jax.Array]) -> Teacher:
+    """The sum of what `read` takes of the members' outputs, times their weights."""
     members, weights = jax.tree.map(jnp.asarray, ensemble)
     count = jnp.max(jnp.where(weights > 0, jnp.arange(1, weights.size + 1), 0))
 
     def outputs(batch: Batch, index: Any) -> jax.Array:
         member = jax.tree.map(lambda leaf: leaf[index], members)
-        logits = checked_logits(model.apply(member, batch)[0])
-        check_classes(logits)
-        return transform(logits)
+        return read(model.apply(member, batch)[0])
 
     def weighted_sum(batch: Batch) -> jax.Array:
         shape = jax.eval_shape(lambda: outputs(batch, 0))

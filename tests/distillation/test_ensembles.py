@@ -117,6 +117,19 @@ def test_a_predictor_finds_its_ensemble_in_the_state():
     np.testing.assert_array_equal(outputs, expected)
 
 
+@pytest.mark.parametrize("shape", [(7, 1), (7,), (7, 2, 3)], ids=["one", "none", "dense"])
+def test_a_predictor_averages_outputs_of_any_shape(shape):
+    """A mean of numbers is a prediction, though a model of one output cannot teach by it."""
+    outputs = lambda values: values.params["b"].sum() + jnp.arange(np.prod(shape)).reshape(shape)
+    model = MODEL._replace(apply=lambda values, batch, **_: (outputs(values), {}))
+    predictor = ensemble_predictor(model, equal_weights)
+    mean = predictor.predict(predictor.variables(members()), BATCH)
+    np.testing.assert_allclose(mean, jax.vmap(outputs)(members()).mean(0), rtol=1e-5)
+    if shape != (7, 2, 3):
+        with pytest.raises(ValueError, match=r"must return logits .* of at least two classes"):
+            mean_logits(model, equal_weights(members()))(BATCH)
+
+
 @pytest.mark.parametrize("average", [mean_logits, mean_probabilities])
 def test_logits_of_half_precision_are_averaged_in_float32(average):
     halves = lambda values, batch: MODEL.apply(values, batch)[0].astype(jnp.bfloat16)
@@ -192,3 +205,6 @@ def test_outputs_that_are_no_logits_are_not_averaged(outputs, kind):
     model = MODEL._replace(apply=lambda variables, batch, **_: (outputs, {}))
     with pytest.raises(TypeError, match=rf"must return logits \[.*classes\], got a {kind}"):
         mean_logits(model, equal_weights(members()))(BATCH)
+    predictor = ensemble_predictor(model, equal_weights)
+    with pytest.raises(TypeError, match=rf"models of an ensemble .* another array, got a {kind}"):
+        predictor.predict(predictor.variables(members()), BATCH)
