@@ -90,7 +90,7 @@ def check_data(experiment: Any) -> None:
     labels: set[str] = set()
     classes: set[str] = (
         set()
-    )  # columns from which the network, loss or metrics of a split read classes
+    )  # columns that the network, loss or metrics of a split read as classes
     outputs: set[int] = set()
     for name, (predictor, variables) in evaluated_models(experiment.algorithm).items():
         outputs.add(predictor.model.num_classes)
