@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from fedcodist.core.summed_metrics import SummedMetric
+from fedcodist.core.used_arguments import inner_jaxprs
 
 Batch = Mapping[str, jax.Array]
 Loss = Callable[[Any, Batch], jax.Array]
 # Two sizes of batches, so that a constant is not taken for one number per example.
 _SIZES = (11, 13)
 _MOST_GUESSES = 300
+# Two lengths that no axis of an example has: primes.
+_LENGTHS = (1009, 1013)
 _is_probed: contextvars.ContextVar[bool] = contextvars.ContextVar("is_probed", default=False)
 
 
@@ -41,6 +44,8 @@ def per_example(mean: Callable[[Any, Batch], jax.Array]) -> Loss:
 
     def loss(outputs: Any, batch: Batch) -> jax.Array:
         size = _shape(jax.tree.leaves(outputs)[0])[:1]
+        if _is_probed.get():  # a column of another length would be given whole
+            return jnp.zeros(size)
         axes = {name: 0 if _shape(column)[:1] == size else None for name, column in batch.items()}
 
         def of_one(outputs: Any, batch: Batch) -> jax.Array:
@@ -63,14 +68,11 @@ def checked_loss(loss: Loss, outputs: Any, batch: Batch, name: str = "loss") -> 
     """The loss of each example, [batch]. The check happens at trace time and costs nothing in a run.
 
     Raises:
-      ValueError, TypeError: names the loss, if it has another shape or is of integers.
+      ValueError, TypeError: names the loss, if it has another shape, is of integers, or broadcasts a
+        column against the outputs.
       Exception: of the loss itself, with a note that names it.
     """
-    with _with_note(name):
-        values = loss(outputs, batch)
-    _check_values(name, values, number_of_examples(batch))
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
+    values = _loss_of_right_shape(name, loss, outputs, batch)
     _check_examples_do_not_mix(name, loss, outputs, batch)
     return values
 
@@ -81,10 +83,27 @@ def checked_statistic(
     """A metric's values and weights, [batch] each; for a SummedMetric its sums, leaves [batch, ...].
 
     Raises:
-      ValueError: names the metric, if it returns anything else, or if a SummedMetric's `compute` does
-        not return a scalar.
+      ValueError: names the metric, if it returns anything else, if it broadcasts a column against the
+        outputs, or if a SummedMetric's `compute` does not return a scalar.
       Exception: of the metric itself, with a note that names it.
     """
+    values = _statistic_of_right_shape(name, statistic, outputs, batch)
+    _check_examples_do_not_mix(f"metrics[{name!r}]", lambda *case: statistic(*case), outputs, batch)
+    return values
+
+
+def _loss_of_right_shape(name: str, loss: Loss, outputs: Any, batch: Batch) -> jax.Array:
+    with _with_note(name):
+        values = loss(outputs, batch)
+    _check_values(name, values, number_of_examples(batch))
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise TypeError(f"{name} must be of real numbers, got {values.dtype}.")
+    return values
+
+
+def _statistic_of_right_shape(
+    name: str, statistic: Callable[[Any, Batch], Any] | SummedMetric, outputs: Any, batch: Batch
+) -> Any:
     if isinstance(statistic, SummedMetric):
         with _with_note(f"metrics[{name!r}]"):
             return _checked_sums(name, statistic, outputs, batch)
@@ -98,9 +117,6 @@ def checked_statistic(
     size = number_of_examples(batch)
     for part, values in zip(("values", "weights"), pair, strict=True):
         _check_values(f"metrics[{name!r}]'s {part}", values, size)
-    _check_examples_do_not_mix(
-        f"metrics[{name!r}]", lambda *case: statistic(*case)[0], outputs, batch
-    )
     return pair[0], pair[1]
 
 
@@ -121,47 +137,59 @@ def _checked_sums(name: str, metric: SummedMetric, outputs: Any, batch: Batch) -
     return sums
 
 
-def _check_examples_do_not_mix(name: str, function: Loss, outputs: Any, batch: Batch) -> None:
-    """Raises WrongShape for a function that broadcasts a column of the batch against the outputs.
+def _check_examples_do_not_mix(
+    name: str, function: Callable[[Any, Batch], Any], outputs: Any, batch: Batch
+) -> None:
+    """Raises WrongShape for a function that broadcasts a column against the outputs or another column.
 
-    Every example would be compared with all examples of the batch, padding too. Such a function does not
-    notice columns that are longer than the outputs. A loss of `per_example` passes, since it gives each
-    example its own columns.
+    Every example would be compared with all examples of the batch, padding too. So each column in turn,
+    and then the outputs, get another length than the rest. A broadcast makes an array that has both
+    lengths among its axes. A look-up by position does not. A loss of `per_example` passes, since it
+    gives each example its own columns.
     """
-    if _is_probed.get():  # a loss inside a loss
+    size = number_of_examples(batch)
+    if size < 2 or _is_probed.get():  # no other examples, or a loss inside a loss
         return
-    size, read = number_of_examples(batch), set[str]()
 
-    def longer(leaf: Any) -> jax.ShapeDtypeStruct:
-        length = (size + 2,) if _shape(leaf)[:1] == (size,) else _shape(leaf)[:1]
-        return jax.ShapeDtypeStruct((*length, *_shape(leaf)[1:]), leaf.dtype)
+    def resized(tree: Any, length: int) -> Any:
+        of = lambda shape: (length, *shape[1:]) if shape[:1] == (size,) else shape
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(of(_shape(leaf)), leaf.dtype), tree)
 
-    class Watched(dict[str, Any]):
-        def __getitem__(self, column: str) -> Any:
-            value = super().__getitem__(column)
-            read.update({column} if _shape(value)[:1] == (size + 2,) else ())
-            return value
+    names, arrays = [*batch, "outputs"], [*batch.values(), outputs]
+    shapes = ", ".join(f"{n} {_shapes_of(a)}" for n, a in zip(names, arrays, strict=True))
+    # A hook may call networks, which take long to trace.
+    for longer in names[-1:] if name == "loss_hook" else names:
+        lengths = [_LENGTHS[array == longer] for array in names]
+        token = _is_probed.set(True)
+        try:
+            *columns, of_network = map(resized, arrays, lengths)
+            program = jax.make_jaxpr(function)(of_network, dict(zip(batch, columns, strict=True)))
+        except Exception:  # it notices, or it cannot be called alone
+            continue
+        finally:
+            _is_probed.reset(token)
+        if _has_array_with_axes(program, set(_LENGTHS)):
+            raise WrongShape(
+                f"{name} must compute an example's number from this example alone, but it broadcasts "
+                f"{longer!r} against another of {shapes}: give both the same shape, as outputs[:, 0] "
+                "does for one output."
+            )
 
-    token = _is_probed.set(True)
-    try:
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(_shape(leaf), leaf.dtype), outputs)
-        columns = {column: longer(value) for column, value in batch.items()}
-        values = jax.eval_shape(lambda o, b: function(o, Watched(b)), like, columns)
-    except Exception:  # it notices, or it cannot be called alone
-        return
-    finally:
-        _is_probed.reset(token)
-    if read and _shape(values) == (size,):
-        shapes = {column: list(_shape(batch[column])) for column in sorted(read)}
-        raise WrongShape(
-            f"{name} must compute an example's number from this example alone, but it broadcasts the "
-            f"columns {shapes} against the outputs {_shapes_of(outputs)}: give both the same shape, as "
-            "outputs[:, 0] does for one output."
+
+def _has_array_with_axes(program: Any, lengths: set[int]) -> bool:
+    """Whether a jaxpr computes an array that has all these lengths, in loops, branches and calls too."""
+    return any(
+        any(lengths <= set(_shape(result.aval)) for result in equation.outvars)
+        or any(
+            _has_array_with_axes(inner, lengths)
+            for inner in (*inner_jaxprs(equation), *equation.params.get("branches", ()))
         )
+        for equation in program.eqns
+    )
 
 
-def _shapes_of(outputs: Any) -> str:
-    return ", ".join(str(list(_shape(leaf))) for leaf in jax.tree.leaves(outputs))
+def _shapes_of(tree: Any) -> str:
+    return ", ".join(str(list(_shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 @contextlib.contextmanager
@@ -226,7 +254,8 @@ def check_by_shape(
     """Checks a model's loss and metrics by shape, as far as that can be done without its data.
 
     The shapes of columns other than the inputs are guessed. A loss or metric raises only if its shape is
-    wrong for every guess. The rest is checked with the data, before an experiment compiles anything.
+    wrong for every guess. The rest is checked with the data, before an experiment compiles anything. So
+    is whether columns are broadcast, since a guess may have fewer axes than the column.
 
     Args:
       loss, metrics: of a Model. The loss is None, and metrics are empty, if they need no check.
@@ -236,10 +265,10 @@ def check_by_shape(
       ValueError, TypeError: names the loss or metric.
     """
     if loss is not None:
-        _check_with_guessed_columns(lambda *case: checked_loss(loss, *case), cases)
+        _check_with_guessed_columns(lambda *case: _loss_of_right_shape("loss", loss, *case), cases)
     for name, statistic in metrics.items():
         _check_with_guessed_columns(
-            lambda *case, n=name, s=statistic: checked_statistic(n, s, *case), cases
+            lambda *case, n=name, s=statistic: _statistic_of_right_shape(n, s, *case), cases
         )
 
 

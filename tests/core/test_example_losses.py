@@ -13,6 +13,7 @@ from fedcodist import per_example
 from fedcodist.algorithms.clients.fed_avg import fed_avg
 from fedcodist.algorithms.pools.independent_pools import independent_pools
 from fedcodist.algorithms.pools.pool import Pool
+from fedcodist.core.example_losses import checked_loss, checked_statistic
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
@@ -23,6 +24,7 @@ from fedcodist.core.metrics import (
     macro_f_score,
     of_one_logit,
 )
+from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.distillation.divergences import softened_target
 from fedcodist.run.experiment import Experiment, check_experiment
@@ -75,6 +77,18 @@ RIGHT_LOSSES = {
     "a shape that nobody guesses": (
         4,
         lambda outputs, batch: batch["target"].reshape(-1, 3, 9).sum((1, 2)) + outputs[:, 0],
+    ),
+    "several targets": (
+        2,
+        lambda outputs, batch: (
+            jnp.mean((outputs[:, None] - batch["target"]) ** 2, (1, 2)) * batch["weight"]
+        ),
+    ),
+    "several votes": (
+        3,
+        lambda outputs, batch: (
+            -jnp.sum(jax.nn.log_softmax(outputs)[:, None] * batch["votes"], axis=(1, 2))
+        ),
     ),
     "a mean, asked for": (
         1,
@@ -287,7 +301,10 @@ mixing = lambda outputs, batch: jnp.mean((outputs - batch["target"]) ** 2, axis=
 def test_a_loss_that_compares_each_example_with_all_is_refused():
     model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=mixing, metrics={})
     check_experiment(experiment_of(model))  # for targets [examples, 1] it is right
-    message = r"loss must compute an example's number from this example alone, .*'target': \[2\]"
+    message = (
+        r"loss must compute an example's number from this example alone, but it broadcasts 'target' "
+        r"against another of image \[2, 4\], target \[2\], outputs \[2, 1\]: give both the same shape"
+    )
     with pytest.raises(ValueError, match=message) as error:
         check_experiment(experiment_of_flat_targets(model))
     assert "\n" not in str(error.value)
@@ -316,3 +333,145 @@ def test_a_metric_that_compares_each_example_with_all_is_refused():
 def test_a_loss_of_each_example_alone_is_taken(loss):
     model = from_flax_linen(nn.Dense(1), EXAMPLE, loss=loss, metrics={})
     check_experiment(experiment_of_flat_targets(model))
+
+
+# As many examples as classes, so that no axis is told from another by its length.
+SIZE = 10
+LOGITS = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
+cross_entropies = optax.softmax_cross_entropy_with_integer_labels
+
+
+def columns_of(shape):
+    float_of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    return {
+        "image": float_of(SIZE, 4),
+        "label": jax.ShapeDtypeStruct((SIZE,), jnp.int32),
+        "table": float_of(7),
+        "target": float_of(*shape),
+        "weight": float_of(SIZE),
+    }
+
+
+MIXING = {
+    "plain": mixing,
+    "jitted": jax.jit(mixing),
+    "of a copy": lambda outputs, batch: mixing(outputs, {**batch}),
+    "weighted": lambda outputs, batch: mixing(outputs, batch) * batch["weight"],
+    "in a branch": lambda outputs, batch: jax.lax.cond(
+        batch["label"][0] > 0, mixing, lambda *case: 2 * mixing(*case), outputs, batch
+    ),
+}
+OF_KIND = {
+    "loss": lambda function, *case: checked_loss(function, *case),
+    "loss_hook": lambda function, *case: checked_loss(function, *case, "loss_hook"),
+    "values": lambda function, *case: checked_statistic(
+        "m", lambda outputs, batch: (function(outputs, batch), jnp.ones(len(outputs))), *case
+    ),
+    "weights": lambda function, *case: checked_statistic(
+        "m", lambda outputs, batch: (jnp.ones(len(outputs)), function(outputs, batch)), *case
+    ),
+    "sums": lambda function, *case: checked_statistic("m", SummedMetric(function, jnp.sum), *case),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [(kind, "plain") for kind in OF_KIND if kind != "loss"] + [("loss", case) for case in MIXING],
+)
+@pytest.mark.parametrize(("width", "target"), [((1,), ()), ((), (1,))])
+def test_a_broadcast_of_targets_against_outputs_is_refused(kind, case, width, target):
+    outputs = jax.ShapeDtypeStruct((SIZE, *width), jnp.float32)
+    check = lambda *arguments: OF_KIND[kind](MIXING[case], *arguments)
+    with pytest.raises(ValueError, match="from this example alone, but it broadcasts"):
+        jax.eval_shape(check, outputs, columns_of((SIZE, *target)))
+    # Targets of the outputs' shape, with an axis of one value, are right.
+    jax.eval_shape(check, jax.ShapeDtypeStruct((SIZE, 1), jnp.float32), columns_of((SIZE, 1)))
+
+
+BESIDE_OTHERS = {
+    "between columns": lambda outputs, batch: (
+        outputs[:, 0] + jnp.mean(batch["target"] - batch["weight"], -1)
+    ),
+    "beside a mean, asked for": lambda outputs, batch: (
+        per_example(mean_of_squares)(outputs, batch)
+        + jnp.mean((outputs[:, :1] - batch["weight"]) ** 2, -1)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_OTHERS)
+def test_a_broadcast_beside_terms_of_each_example_alone_is_refused(case):
+    check = lambda *arguments: checked_loss(BESIDE_OTHERS[case], *arguments)
+    with pytest.raises(ValueError, match="it broadcasts 'weight' against another of image"):
+        jax.eval_shape(check, LOGITS, columns_of((SIZE, 1)))
+
+
+def entropies(outputs):
+    return -jnp.sum(jax.nn.softmax(outputs) * jax.nn.log_softmax(outputs), axis=-1)
+
+
+ALONE = {
+    "weights of a column": lambda outputs, batch: (entropies(outputs), batch["weight"]),
+    "weights of a label": lambda outputs, batch: (
+        (jnp.argmax(outputs, -1) == 2).astype(jnp.float32),
+        (batch["label"] == 2).astype(jnp.float32),
+    ),
+    "weights like a column": lambda outputs, batch: (
+        entropies(outputs),
+        jnp.ones_like(batch["label"], float),
+    ),
+    "columns only": lambda outputs, batch: (jax.nn.one_hot(batch["label"], SIZE)[:, 2],) * 2,
+    "the length of a column": lambda outputs, batch: (
+        entropies(outputs) / len(batch["image"]),
+        batch["weight"],
+    ),
+    "a table of another length": lambda outputs, batch: (
+        jnp.sum((outputs[:, :1] - batch["table"]) ** 2, -1),
+        batch["weight"],
+    ),
+    "labels by position": lambda outputs, batch: (
+        -jax.nn.log_softmax(outputs)[jnp.arange(len(batch["label"])), batch["label"]],
+        batch["weight"],
+    ),
+    "each position": lambda outputs, batch: (
+        jax.vmap(lambda i: cross_entropies(outputs[i], batch["label"][i]))(
+            jnp.arange(len(outputs))
+        ),
+        batch["weight"],
+    ),
+    "a loop over positions": lambda outputs, batch: (
+        jax.lax.map(
+            lambda i: cross_entropies(outputs[i], batch["label"][i]), jnp.arange(len(outputs))
+        ),
+        batch["weight"],
+    ),
+    "a jitted mean, asked for": lambda outputs, batch: (
+        jax.jit(per_example(lambda o, b: jnp.mean((o[:, 0] - b["weight"]) ** 2)))(outputs, batch),
+        batch["weight"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_metric_of_each_example_alone_is_taken(case):
+    metric = lambda *arguments: checked_statistic("m", ALONE[case], *arguments)
+    values, weights = jax.eval_shape(metric, LOGITS, columns_of((SIZE, 1)))
+    assert values.shape == weights.shape == (SIZE,)
+
+
+def test_batches_of_one_example_have_no_others_to_mix_with():
+    one = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    loss = lambda *case: checked_loss(mixing, *case)
+    assert jax.eval_shape(loss, one(1, 1), {"target": one(1)}).shape == (1,)
+
+
+def test_a_hook_is_traced_once_more_to_be_checked():
+    """It may call networks, which take long to trace."""
+    traces = []
+
+    def hook(outputs, batch):
+        traces.append(outputs.shape)
+        return cross_entropies(outputs, batch["label"])
+
+    jax.eval_shape(lambda *case: OF_KIND["loss_hook"](hook, *case), LOGITS, columns_of((SIZE, 1)))
+    assert len(traces) == 2
