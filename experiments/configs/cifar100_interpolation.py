@@ -2,7 +2,7 @@ r"""Ablation: lambda, the share of the student's own initial prediction in its t
 
 The codistillation paper tunes it between 0.001 and 0.5 and does not show its effect. A run is
 "method,lambda"; both models get the same lambda. For PeriodicCodist no difference was found from 0 to
-0.8 at full length, with one seed (docs/results/codistillation.md).
+0.8 at full length, and none for MergedCodist with 0.5, with one seed (docs/results/codistillation.md).
 
     python -m fedcodist.commands.sweep --config experiments/configs/cifar100_interpolation.py \
         --workdir runs/cifar100_interpolation --config.seeds=3
