@@ -61,7 +61,9 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
     values["config"].parser = ConfigFileParser()
     try:
         unknown = values(arguments)[1:]
-    except (LookupError, AttributeError, flags.UnrecognizedFlagError):
+    except ConfigFileError:
+        raise
+    except (LookupError, AttributeError, TypeError, ValueError):
         if path:
             _check_settings(arguments, values["config"].parser.parse(path))
         raise

@@ -284,7 +284,6 @@ def test_other_settings_are_left_to_main_to_refuse(fake):
     [
         ("--config.seed=2", "--config.seed is no setting of the config; did you mean --config.s"),
         ("--config.seeds=two", "--config.seeds=two"),
-        ("--config.name.part=2", "--config.name.part is no setting of the config; did you mean"),
     ],
 )
 def test_a_setting_that_no_run_can_have_is_told_once(setting, message, fake, capsys):

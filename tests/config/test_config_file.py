@@ -101,6 +101,20 @@ def test_a_file_that_raises(name, refusal):
         assert "has no" in errors or "(line 1)" in errors
 
 
+@pytest.mark.parametrize("setting", ["pools.wrong", "group.part", "name.part"])
+def test_a_setting_that_the_file_lacks_is_one_line(setting, tmp_path, capsys):
+    """Also a part of a setting that is None, or a text."""
+    path = tmp_path / "config.py"
+    path.write_text(f"{HEAD}    config.group = None\n    return config\n")
+    given = ["main", f"--config={path}", f"--config.{setting}=held_out"]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=given)
+    with pytest.raises(
+        ValueError, match=rf"^--config\.{setting} is no setting of the config; did you "
+    ):
+        command_line.parse(given, values, required=("config",))
+
+
 @pytest.mark.parametrize("name", ["sweep", "compare"])
 @pytest.mark.parametrize(
     "runs", ["None", "3", "[]", "[1]", "['a', 'a']", "['../a']", "['']", "1 / 0", "['a,b', 'a-b']"]

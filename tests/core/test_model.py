@@ -618,8 +618,14 @@ def test_normalisations_in_attributes_are_those_of_the_whole_batch(norm):
     )
 
 
+class Sizes(tuple):
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
 class WithConstants(nn.Module):
     norm: nn.Module
+    sizes: Sizes = Sizes(3, 4)
     widths: ClassVar[tuple[int, ...]] = (8, 8)
     later: Any = dataclasses.field(init=False)
     fixed: tuple[int, ...] = dataclasses.field(init=False, default=(1, 2))
