@@ -88,9 +88,8 @@ def check_data(experiment: Any) -> None:
         check_32_bits(table.where, table.columns)
 
     labels: set[str] = set()
-    classes: set[str] = (
-        set()
-    )  # columns that the network, loss or metrics of a split read as classes
+    # Columns that the network, loss or metrics of a split read as classes.
+    classes: set[str] = set()
     outputs: set[int] = set()
     for name, (predictor, variables) in evaluated_models(experiment.algorithm).items():
         outputs.add(predictor.model.num_classes)
