@@ -149,15 +149,17 @@ def _checked_client(client: Any) -> tuple[Any, Mapping[str, np.ndarray], jax.Arr
 
 
 def _check_alike(
-    ids: Sequence[Any], datasets: Sequence[Mapping[str, np.ndarray]], keys: Sequence[jax.Array]
+    ids: Sequence[Any],
+    datasets: Sequence[Mapping[str, np.ndarray]],
+    client_keys: Sequence[jax.Array],
 ) -> None:
     """Checks that ids differ, and that all clients have columns and keys as the first client's."""
-    for place, (name, columns, key) in enumerate(zip(ids, datasets, keys, strict=True)):
+    for place, (name, columns, key) in enumerate(zip(ids, datasets, client_keys, strict=True)):
         if name in ids[:place]:
             raise ValueError(f"clients must have different ids, got {name!r} twice.")
         check_same_columns(name, dict(columns), ids[0], dict(datasets[0]))
-        if key.dtype != keys[0].dtype:
+        if key.dtype != client_keys[0].dtype:
             raise ValueError(
-                f"clients must have keys of one kind, got {keys[0].dtype} for {ids[0]!r} and "
+                f"clients must have keys of one kind, got {client_keys[0].dtype} for {ids[0]!r} and "
                 f"{key.dtype} for {name!r}."
             )
