@@ -61,8 +61,6 @@ def parse(arguments: list[str], values: flags.FlagValues, required: Sequence[str
     values["config"].parser = ConfigFileParser()
     try:
         unknown = values(arguments)[1:]
-    except ConfigFileError:
-        raise
     except (LookupError, AttributeError, TypeError, ValueError):
         if path:
             _check_settings(arguments, values["config"].parser.parse(path))

@@ -102,7 +102,7 @@ def test_a_file_that_raises(name, refusal):
 
 
 @pytest.mark.parametrize("setting", ["pools.wrong", "group.part", "name.part"])
-def test_a_setting_that_the_file_lacks_is_one_line(setting, tmp_path, capsys):
+def test_a_setting_that_the_file_lacks_is_one_line(setting, tmp_path):
     """Also a part of a setting that is None, or a text."""
     path = tmp_path / "config.py"
     path.write_text(f"{HEAD}    config.group = None\n    return config\n")
