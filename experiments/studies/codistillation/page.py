@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from experiments.studies.archive import TABLE_1, Record
 from experiments.studies.codistillation.ablations import ABLATIONS, ablations
 from experiments.studies.codistillation.figure_4 import figure_4
+from experiments.studies.codistillation.figure_4_tuning import FIGURE_4_TUNING, figure_4_tuning
 from experiments.studies.codistillation.paper_numbers import FIGURE_4
 from experiments.studies.codistillation.preprocessing import PREPROCESSING, compared
 from experiments.studies.codistillation.table_1 import (
@@ -37,7 +38,7 @@ SEARCHES = {
     LARGE_MODEL: "The large model alone",
     PREPROCESSING: "Preprocessing of the images",
 }
-EXPERIMENTS = (TABLE_1, FIGURE_4, *ABLATIONS, *SEARCHES, STACKOVERFLOW)
+EXPERIMENTS = (TABLE_1, FIGURE_4, FIGURE_4_TUNING, *ABLATIONS, *SEARCHES, STACKOVERFLOW)
 
 
 def codistillation(records: Sequence[Record], notes: Notes) -> Page:
@@ -91,7 +92,11 @@ def _all_but_table_1(
     level: str,
     all_records: Sequence[Record],
 ) -> list[str]:
-    parts = [*figure_4(records, notes, plots, level), *ablations(records, notes, level)]
+    parts = [
+        *figure_4(records, notes, plots, level),
+        *figure_4_tuning(records, notes, level),
+        *ablations(records, notes, level),
+    ]
     for experiment, heading in SEARCHES.items():
         if of_it := [r for r in records if r.experiment == experiment and r.finished]:
             gains = compared(records, all_records) if experiment == PREPROCESSING else []

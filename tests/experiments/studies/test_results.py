@@ -26,7 +26,7 @@ from experiments.configs import cifar100_large_model, cifar100_table1
 from experiments.studies import archive
 from experiments.studies import document as results
 from experiments.studies import samples as samples_lib
-from experiments.studies.codistillation import paper_numbers
+from experiments.studies.codistillation import figure_4_tuning, paper_numbers
 from experiments.studies.codistillation.claims import claims, gain
 from experiments.studies.codistillation.findings import find, verdict
 from experiments.studies.codistillation.page import codistillation
@@ -966,6 +966,35 @@ def test_figure_4_takes_all_images_from_table_1(tmp_path):
     assert not row(text, "2,500")
     assert '--only "merged_codistillation,2500"' in section(text_of(tmp_path), "## Not run")
     assert "13500" not in text and "(unlabelled_images.png)" in text
+
+
+def test_figure_4_from_tuning_runs_takes_the_best_on_held_out_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_4_tuning, "TAKEN", 2)
+    # (held-out, test) of both models; the best test accuracy has the worst held-out one.
+    accuracies = {"600,1": (30, 20), "600,2": (10, 90), "600,3": (40, 22), "fed_avg": (15, 12)}
+    planned = lambda experiment: list(accuracies)
+    monkeypatch.setattr(figure_4_tuning, "planned", planned)
+    records, notes = (
+        [],
+        {figure_4_tuning.HEADING: "How.", f"Found: {figure_4_tuning.HEADING}": "So."},
+    )
+    for run, (held_out, test) in accuracies.items():
+        assert not figure_4_tuning.figure_4_tuning(records, notes, "##"), "a run is missing"
+        models = {"small": test, "large": test + 1}
+        path = record(tmp_path, run, models, experiment=figure_4_tuning.FIGURE_4_TUNING)
+        content = json.loads(path.read_text())
+        for splits in content["final"].values():
+            splits["held_out"]["accuracy"] = [held_out / 100]
+        path.write_text(json.dumps(content))
+        records = archive.load_records(tmp_path)
+    text = "\n".join(figure_4_tuning.figure_4_tuning(records, notes, "##"))
+    assert row(text, "600")[0][1:] == [
+        "2 of 3",
+        "35.00 ± 7.07",
+        "21.00 ± 1.41",
+        "22.00 ± 1.41",
+    ]
+    assert row(text, "0 (FedAvg)")[0][1:] == ["1 of 1", "15.00", "12.00", "13.00"]
 
 
 def test_figure_4_of_unfinished_runs_is_that_of_the_short_ones(tmp_path):
