@@ -13,7 +13,7 @@ from fedcodist.config.party_methods import build_of_parties
 from fedcodist.config.pool_methods import build_of_pools
 from fedcodist.config.registry import CLIENTS, GRAPH, PARTIES, POOLS, algorithm_entry, function_of
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.method_checks import kind_of
+from fedcodist.core.shape_checks import kind_of
 from fedcodist.models.headed import NoHead
 
 # FedAvg is a method of clients. As `algorithm.name` it stands for pools that do not teach each other.

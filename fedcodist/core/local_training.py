@@ -14,10 +14,10 @@ from fedcodist.core.checks import LARGEST_INTEGER, MOST_EPOCHS, check_integer
 from fedcodist.core.example_losses import checked_loss
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import ClientData
-from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Batch, Model, Variables, applied
 from fedcodist.core.optimizer_factories import OptimizerFactory, check_factory
 from fedcodist.core.padding_checks import check_filled_batches
+from fedcodist.core.shape_checks import check_same_shapes
 from fedcodist.core.shuffling import permuted_positions
 
 PyTree = Any

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.checks import shown
-from fedcodist.core.method_checks import shape_of, traced
+from fedcodist.core.shape_checks import shape_of
+from fedcodist.core.user_functions import traced
 
 Inputs = str | tuple[str, ...]  # the column that a network reads, or its columns
 

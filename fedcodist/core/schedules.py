@@ -8,9 +8,11 @@ import jax.numpy as jnp
 
 from fedcodist.core.arguments import check_arguments
 from fedcodist.core.checks import check_function, check_integer, check_number
+from fedcodist.core.hyper_shapes import hyper_shape
 from fedcodist.core.inputs import Round
 from fedcodist.core.method import FederatedAlgorithm
-from fedcodist.core.method_checks import check_same, hyper_shape, traced
+from fedcodist.core.shape_checks import check_same
+from fedcodist.core.user_functions import traced
 
 PyTree = Any
 Schedule = Callable[[Any, jax.Array], jax.Array]  # (initial value, round) -> value

@@ -12,20 +12,13 @@ import numpy as np
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_names
+from fedcodist.core.hyper_shapes import hyper_shapes, without_value
 from fedcodist.core.input_types import InputTypes, noted_inputs
 from fedcodist.core.inputs import Inputs, Round, Selection
-from fedcodist.core.method_checks import (
-    Promised,
-    check_same,
-    check_variables,
-    hyper_shapes,
-    kind_of,
-    shape_of,
-    traced,
-    without_value,
-)
 from fedcodist.core.padding_checks import PaddedBatches, collected_padding
+from fedcodist.core.shape_checks import check_same, check_variables, kind_of, shape_of
 from fedcodist.core.tracing import remembered_by_round, strongly_typed, traced_once
+from fedcodist.core.user_functions import WrongResult, traced
 from fedcodist.run.metrics_lines import WHAT_IS_MEASURED
 
 PyTree = Any
@@ -246,11 +239,11 @@ def _columns(inputs: Inputs) -> str:
 
 def _three(result: Any) -> Any:
     if not isinstance(result, tuple) or len(result) != 3:
-        raise Promised(
+        raise WrongResult(
             f"must return three results, (state, client_states, metrics), got {kind_of(result)}."
         )
     if not isinstance(result[2], Mapping):
-        raise Promised(f"must return metrics as a mapping of names, got {kind_of(result[2])}.")
+        raise WrongResult(f"must return metrics as a mapping of names, got {kind_of(result[2])}.")
     _check_names(result[2])
     return result
 
@@ -258,16 +251,16 @@ def _three(result: Any) -> Any:
 def _check_names(metrics: Mapping[Any, Any]) -> None:
     for name, value in metrics.items():
         if not isinstance(name, str) or not all(name.partition("/")):
-            raise Promised(f"must name its metrics '<pool>/<metric>', got {name!r}.")
+            raise WrongResult(f"must name its metrics '<pool>/<metric>', got {name!r}.")
         if name.partition("/")[2] in WHAT_IS_MEASURED:
-            raise Promised(
+            raise WrongResult(
                 f"must not name a metric {name.partition('/')[2]!r}, which metrics lines use as a key "
                 f"of their own, got {name!r}."
             )
         if isinstance(value, str | bytes) or (
             not hasattr(value, "dtype") and not np.isscalar(value)
         ):
-            raise Promised(f"must return metrics that are arrays, {name!r} is {kind_of(value)}.")
+            raise WrongResult(f"must return metrics that are arrays, {name!r} is {kind_of(value)}.")
 
 
 def _check_metrics(algorithm: Any, metrics: Mapping[str, Any]) -> None:

@@ -4,8 +4,9 @@ import jax
 
 from fedcodist.core import keys
 from fedcodist.core.method import FederatedAlgorithm, Predictor, single_model
-from fedcodist.core.method_checks import check_variables, traced
 from fedcodist.core.model import Variables
+from fedcodist.core.shape_checks import check_variables
+from fedcodist.core.user_functions import traced
 
 
 def evaluated_models(algorithm: FederatedAlgorithm) -> dict[str, tuple[Predictor, Variables]]:

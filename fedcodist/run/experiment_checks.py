@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from fedcodist.core.checks import check_integer, check_names, check_several, check_text, shown
-from fedcodist.core.method_checks import check_same, traced
 from fedcodist.core.restart import restarted
+from fedcodist.core.shape_checks import check_same
 from fedcodist.core.tracing import strongly_typed
+from fedcodist.core.user_functions import traced
 from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data

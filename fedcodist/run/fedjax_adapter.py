@@ -13,7 +13,7 @@ from fedcodist.core.checks import check_integer, shown
 from fedcodist.core.for_each_client import Execution, for_each_client
 from fedcodist.core.inputs import ClientData, Cohort
 from fedcodist.core.method import FederatedMethod, message_to_reduce
-from fedcodist.core.method_checks import traced
+from fedcodist.core.user_functions import traced
 from fedcodist.data.columns import check_numbers, check_same_columns, checked_columns
 
 PyTree = Any

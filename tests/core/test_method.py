@@ -14,7 +14,7 @@ from fedcodist.core.communication import communication_of
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import client_key, single_model
-from fedcodist.core.method_checks import users_line
+from fedcodist.core.user_functions import users_line
 from fedcodist.models.digits import MLP
 
 MODEL = from_flax_linen(MLP(hidden=(5,), classes=3), np.zeros((1, 6), np.float32))

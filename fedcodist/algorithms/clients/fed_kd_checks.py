@@ -12,8 +12,8 @@ from fedcodist.core.checks import check_choice, check_columns
 from fedcodist.core.example_losses import described
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
-from fedcodist.core.method_checks import traced
 from fedcodist.core.model import Model
+from fedcodist.core.user_functions import traced
 from fedcodist.distillation.divergences import check_classes
 
 

@@ -10,7 +10,7 @@ from fedcodist.algorithms.graph.mhd_losses import HeadDistillation
 from fedcodist.algorithms.parties.groups import PartyGroup
 from fedcodist.core.batches import Preprocess, check_preprocess
 from fedcodist.core.checks import check_columns, check_integer
-from fedcodist.core.method_checks import traced
+from fedcodist.core.user_functions import traced
 from fedcodist.models.multi_headed import HeadedOutputs
 
 _PROJECTION = "; multi_headed(..., projection=width) gives them one"

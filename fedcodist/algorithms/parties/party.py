@@ -27,9 +27,9 @@ from fedcodist.core.for_each_client import Execution, dealing_order, for_each_cl
 from fedcodist.core.inputs import ClientData, Cohort, Round, Selection
 from fedcodist.core.local_training import TrainedClient
 from fedcodist.core.method import PARTIES, FederatedAlgorithm, Predictor
-from fedcodist.core.method_checks import check_same_shapes
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.padding_checks import training_clients
+from fedcodist.core.shape_checks import check_same_shapes
 from fedcodist.core.trees import is_finite
 
 PyTree = Any
