@@ -12,7 +12,7 @@ from fedcodist.core.restart import restarted
 from fedcodist.core.shape_checks import check_same
 from fedcodist.core.tracing import strongly_typed
 from fedcodist.core.user_functions import traced
-from fedcodist.run.algorithm_checks import check_algorithm, check_selected, check_selection
+from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.client_splits import check_client_splits
 from fedcodist.run.data_checks import check_data
 from fedcodist.run.described_code import described
@@ -21,6 +21,7 @@ from fedcodist.run.metrics_lines import TRAINING
 from fedcodist.run.model_checks import check_models
 from fedcodist.run.privacy_spent import check_privacy
 from fedcodist.run.programs import MadeOf
+from fedcodist.run.selection_checks import check_selected, check_selection
 
 PyTree = Any
 

@@ -34,8 +34,9 @@ from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.method import PersonalModel, single_model
 from fedcodist.distillation.settings import Distillation, check_distillation
 from fedcodist.models.headed import headed
-from fedcodist.run.algorithm_checks import check_algorithm, check_selected
+from fedcodist.run.algorithm_checks import check_algorithm
 from fedcodist.run.experiment import Experiment, check_experiment, run_experiment
+from fedcodist.run.selection_checks import check_selected
 from fedcodist.run.sources import StreamedData, resident_data
 
 DATA = random_clients((4, 3, 5), 3, 2)
