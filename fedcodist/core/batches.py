@@ -189,3 +189,8 @@ def on_all(
         jax.eval_shape(answer, jnp.arange(size)),
     )
     return jax.lax.fori_loop(0, -(-bound // (size * devices)), add, answers)
+
+
+def number_of_examples(batch: Mapping[str, Any]) -> int:
+    """The length of a batch's first column, padding included."""
+    return int(next(iter(batch.values())).shape[0])

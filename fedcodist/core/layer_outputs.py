@@ -11,10 +11,10 @@ from jax.extend.core import Literal
 
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function, shown
-from fedcodist.core.example_losses import described
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.metrics import Statistic, accuracy, label_column, with_label_column
 from fedcodist.core.model import Batch, Model, Variables, in_float32
+from fedcodist.core.shape_checks import described
 from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any

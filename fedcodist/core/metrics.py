@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.example_losses import WrongShape, described
 from fedcodist.core.labels import class_labels
+from fedcodist.core.shape_checks import WrongShape, described
 from fedcodist.core.summed_metrics import SummedMetric
 
 PyTree = Any

@@ -13,9 +13,9 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.checks import check_function, shown
-from fedcodist.core.example_losses import WrongShape, cases_by_shape, check_by_shape, described
+from fedcodist.core.guessed_columns import cases_by_shape, check_by_shape
 from fedcodist.core.labels import class_labels
-from fedcodist.core.shape_checks import kind_of
+from fedcodist.core.shape_checks import WrongShape, described, kind_of
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.trees import named_leaves
 from fedcodist.core.user_functions import traced

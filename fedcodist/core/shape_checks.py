@@ -10,6 +10,10 @@ from fedcodist.core.trees import named_leaves
 PyTree = Any
 
 
+class WrongShape(ValueError):
+    """A loss or a metric that is not one number per example."""
+
+
 def check_same(promise: str, expected: PyTree, actual: PyTree) -> None:
     """Raises TypeError that begins with `promise` unless structures, shapes and dtypes are the same."""
     before, after = (
@@ -69,3 +73,17 @@ def kind_of(value: Any) -> str:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return f"a tuple of {len(value)}"
     return "nothing" if value is None else type(value).__name__
+
+
+def described(value: Any) -> str:
+    """What a function returned, for messages: type and length, or dtype and shape."""
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    if not hasattr(value, "dtype"):
+        return f"{value!r}"[:50]
+    return f"{value.dtype}{list(axes_of(value))}"
+
+
+def axes_of(value: Any) -> tuple[int, ...]:
+    """The shape of an array; () for anything else."""
+    return tuple(getattr(value, "shape", ()))

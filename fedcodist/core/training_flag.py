@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedcodist.core.checks import shown
-from fedcodist.core.example_losses import described
+from fedcodist.core.shape_checks import described
 
 TRAIN = "train"
 # Other names of parameters and attributes that set the mode.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedcodist.core.example_losses import described
+from fedcodist.core.shape_checks import described
 
 # (student logits, target probabilities) -> divergence per example
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]

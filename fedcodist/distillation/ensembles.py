@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedcodist.core.example_losses import described
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Batch, Model, Variables
+from fedcodist.core.shape_checks import described
 from fedcodist.distillation.divergences import check_classes
 from fedcodist.distillation.loop import Teacher
 

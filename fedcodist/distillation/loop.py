@@ -11,13 +11,13 @@ import optax
 from fedcodist.core import keys
 from fedcodist.core.checks import check_function
 from fedcodist.core.devices import sum_over_devices, this_device
-from fedcodist.core.example_losses import described
 from fedcodist.core.input_types import note_inputs
 from fedcodist.core.inputs import Examples
 from fedcodist.core.layer_outputs import logits_of
 from fedcodist.core.model import Batch, Model, Variables
 from fedcodist.core.padding_checks import check_dealt_batches
 from fedcodist.core.readout import Readout, total_in_chunks
+from fedcodist.core.shape_checks import described
 from fedcodist.distillation.divergences import check_classes
 from fedcodist.distillation.settings import Distillation, divergence_of
 from fedcodist.distillation.unlabelled_batches import batches_of_steps, part_of_batch

@@ -38,9 +38,9 @@ from fedcodist.config.referenced_networks import (
 from fedcodist.config.references import is_reference
 from fedcodist.config.registry import ENTRIES, GRAPH
 from fedcodist.core import keys
-from fedcodist.core.example_losses import described
 from fedcodist.core.model import Model, variable_shapes
 from fedcodist.core.readout import Readout
+from fedcodist.core.shape_checks import described
 from fedcodist.data.vocabulary import PAD
 from fedcodist.models.headed import check_heads
 from fedcodist.report.forward_flops import flops_per_token, forward_flops, forward_flops_of

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import keys
-from fedcodist.core.example_losses import WrongShape
 from fedcodist.core.method import Predictor
 from fedcodist.core.model import Variables
 from fedcodist.core.padding_checks import PaddedBatches, not_a_multiple_text, padding_message
+from fedcodist.core.shape_checks import WrongShape
 from fedcodist.core.user_functions import error_place
 from fedcodist.run.client_splits import all_splits
 from fedcodist.run.evaluated_models import evaluated_models

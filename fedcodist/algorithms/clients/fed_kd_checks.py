@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from fedcodist.algorithms.clients.fed_kd_losses import MutualLosses, aligned, by_input
 from fedcodist.core import keys
 from fedcodist.core.checks import check_choice, check_columns
-from fedcodist.core.example_losses import described
 from fedcodist.core.layer_outputs import LayerOutputs, as_layers
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.model import Model
+from fedcodist.core.shape_checks import described
 from fedcodist.core.user_functions import traced
 from fedcodist.distillation.divergences import check_classes
 
