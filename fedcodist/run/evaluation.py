@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedcodist.core import batches
-from fedcodist.core import metrics as metrics_lib
 from fedcodist.core.batches import Preprocess
 from fedcodist.core.devices import sum_over_devices, this_device
 from fedcodist.core.example_losses import checked_loss, checked_statistic
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.labels import class_labels
 from fedcodist.core.method import Predictor
+from fedcodist.core.metrics import label_column
 from fedcodist.core.model import Model
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.core.used_arguments import used_arguments
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.metric_sums import Metric, added, grouped_mean, grouped_sums, mean, summed
 
 PyTree = Any
 _CLIENT = "client of the split"  # a further column of evaluated batches
@@ -100,16 +101,14 @@ def evaluate(
     for name in model.metrics:
         if name in summed_metrics:
             if clients > 1:
-                metrics[f"{name}_per_client"] = metrics_lib.grouped_sums(
+                metrics[f"{name}_per_client"] = grouped_sums(
                     summed_metrics[name], shapes_of_sums[name], client_of, clients
                 )
             continue
         if name in label_columns:
             metrics[f"{name}_per_label"] = _mean_per_label(name, label_columns[name], num_labels)
         if clients > 1:
-            metrics[f"{name}_per_client"] = metrics_lib.grouped_mean(
-                _computed(name), client_of, clients
-            )
+            metrics[f"{name}_per_client"] = grouped_mean(_computed(name), client_of, clients)
 
     return _accumulated(metrics, computed_at, steps, axis_name)
 
@@ -165,7 +164,7 @@ def _accumulated(
     def step(index: jax.Array, accumulators: dict[str, PyTree]) -> dict[str, PyTree]:
         computed, batch, mask = computed_at(index)
         return {
-            name: metrics_lib.added(accumulators[name], metric.evaluate(computed, batch, mask))
+            name: added(accumulators[name], metric.evaluate(computed, batch, mask))
             for name, metric in metrics.items()
         }
 
@@ -214,12 +213,9 @@ def _overall_metrics(
     shapes_of_sums: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The metrics over all examples, by name."""
-    means = {
-        name: metrics_lib.mean(_computed(name)) for name in statistics if name not in summed_metrics
-    }
+    means = {name: mean(_computed(name)) for name in statistics if name not in summed_metrics}
     return means | {
-        name: metrics_lib.summed(metric, shapes_of_sums[name])
-        for name, metric in summed_metrics.items()
+        name: summed(metric, shapes_of_sums[name]) for name, metric in summed_metrics.items()
     }
 
 
@@ -246,7 +242,7 @@ def _label_columns(
         # Only accuracies: precision among the examples of one label would lack false positives.
         if not name.startswith("accuracy") or isinstance(metric, SummedMetric):
             continue
-        column = metrics_lib.label_column(metric)
+        column = label_column(metric)
         is_ours = column is not None
         column = column or "label"
         if not _has_labels(batch.get(column), model.num_classes, is_ours):
@@ -284,7 +280,7 @@ def _reads(
     return used_arguments(jax.make_jaxpr(computed)(batch[column], outputs, others))[0]
 
 
-def _mean_per_label(name: str, column: str, num_labels: int) -> metrics_lib.Metric:
+def _mean_per_label(name: str, column: str, num_labels: int) -> Metric:
     """The mean of a computed statistic for each label; NaN for all if some examples have another label.
 
     An accuracy of the user's own may read labels for which the network has no output, such as grades.
@@ -295,7 +291,7 @@ def _mean_per_label(name: str, column: str, num_labels: int) -> metrics_lib.Metr
         labels = class_labels(batch[column], num_labels, name=column).astype(jnp.int32)
         return jnp.where((labels >= 0) & (labels < num_labels), labels, num_labels)
 
-    groups = metrics_lib.grouped_mean(_computed(name), label_or_other, num_labels + 1)
+    groups = grouped_mean(_computed(name), label_or_other, num_labels + 1)
 
     def compute(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
         _, weights = sums

@@ -13,18 +13,15 @@ from fedcodist.core.example_losses import checked_statistic
 from fedcodist.core.method import single_model
 from fedcodist.core.metrics import (
     accuracy,
-    added,
     average_precision,
-    grouped_sums,
     macro_f_score,
-    mean,
-    summed,
     top_k,
 )
 from fedcodist.core.model import Model, Variables
 from fedcodist.core.summed_metrics import SummedMetric
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.run.evaluation import EvaluationSplit, evaluate, evaluation_split
+from fedcodist.run.metric_sums import added, grouped_sums, mean, summed
 
 CLASSES = 5
 

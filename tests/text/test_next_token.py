@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcodist.core import metrics, sampled_softmax
+from fedcodist.core import sampled_softmax
 from fedcodist.core.from_haiku import from_haiku
 from fedcodist.core.inputs import ClientData
 from fedcodist.core.local_training import LocalTraining, train_client
 from fedcodist.core.model import Variables
 from fedcodist.core.readout import Readout
 from fedcodist.data.vocabulary import BOS, EOS, PAD
+from fedcodist.run.metric_sums import mean
 from fedcodist.text import lstm
 from fedcodist.text.lstm import LSTMLanguageModel, haiku_lstm, small_lstm
 from fedcodist.text.next_token import (
@@ -89,7 +90,7 @@ def evaluated(model):
         batch = next_tokens({"tokens": tokens}, None, None)
         values = {}
         for name, statistic in model.metrics.items():
-            metric = metrics.mean(statistic)
+            metric = mean(statistic)
             values[name] = metric.compute(metric.evaluate(outputs, batch, jnp.ones(len(tokens))))
         return model.loss(outputs, batch), values
 
