@@ -238,7 +238,7 @@ def _trained(run: _PreparedRun, workdir: Path, is_first: bool) -> "Outcome":
 
 def _data_note(config: ConfigDict, workdir: Path) -> "list[Callback]":
     from fedcodist.config.data_prepared import data_manifests
-    from fedcodist.run.run_folder import data_note
+    from fedcodist.run.environment import data_note
 
     about = data_manifests(config.data)
     return [data_note(workdir, about)] if about else []

@@ -16,9 +16,10 @@ from fedcodist.core.method import Predictor
 from fedcodist.core.model import Variables
 from fedcodist.data.federated_data import FederatedData
 from fedcodist.data.prepared import save_prepared
+from fedcodist.run.environment import data_note
 from fedcodist.run.export import load_model, save_models, single_models
 from fedcodist.run.folder_check import RunFolderError
-from fedcodist.run.run_folder import RunFolder, data_note
+from fedcodist.run.run_folder import RunFolder
 
 
 def prepare(folder, examples, **arguments):
