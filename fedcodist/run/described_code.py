@@ -6,15 +6,10 @@ version of Python.
 """
 
 import dataclasses
-import dis
-import enum
 import functools
-import itertools
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -24,32 +19,16 @@ from ml_collections import ConfigDict
 
 from fedcodist.core.for_each_client import Execution
 from fedcodist.data.federated_data import FederatedData
+from fedcodist.run.bytecode import (
+    OF_ATTRIBUTES,
+    code_content,
+    names_that_code_changes,
+    variables_read,
+)
 from fedcodist.run.digests import column_digests_with_sizes, digest
+from fedcodist.run.json_values import NOT_JSON, is_library, json_value, key_text, name_of
 
-NOT_JSON = object()
 _SHOWN = 8  # values of an array that are shown in one line
-_LIBRARIES = {"fedcodist", *sys.stdlib_module_names}
-# Methods that change a list, a set or a mapping.
-_CHANGING = {
-    "append",
-    "extend",
-    "insert",
-    "add",
-    "update",
-    "setdefault",
-    "pop",
-    "popitem",
-    "clear",
-    "remove",
-    "discard",
-    "sort",
-    "reverse",
-}
-_OPPOSITE = {"TRUE": "FALSE", "FALSE": "TRUE", "NONE": "NOT_NONE", "NOT_NONE": "NONE"}
-# How code sets, and how it reads, variables of a module and attributes.
-_OF_MODULES = (("STORE_GLOBAL", "DELETE_GLOBAL"), ("LOAD_GLOBAL", "LOAD_NAME"))
-_OF_ATTRIBUTES = (("STORE_ATTR", "DELETE_ATTR"), ("LOAD_ATTR", "LOAD_METHOD"))
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_NAME")
 
 
 def described(path: str, value: Any) -> dict[str, Any]:
@@ -74,27 +53,6 @@ def described_parts(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return description.entries, description.execution
 
 
-def json_value(value: Any) -> Any:
-    """A simple value as JSON; NOT_JSON for other values."""
-    if isinstance(value, enum.Enum):
-        return str(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        return value if np.isfinite(value) else str(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, complex | np.dtype) or value is Ellipsis:
-        return str(value)
-    if isinstance(value, types.ModuleType):
-        return value.__name__.partition(".")[0]
-    if isinstance(value, types.BuiltinFunctionType | np.ufunc):
-        return value.__name__
-    return NOT_JSON
-
-
 class _Description:
     """A description, path -> JSON value, of a value, its closures and their contents.
 
@@ -116,7 +74,7 @@ class _Description:
             whole = value._replace(chunk_size=int(value.chunk_size))
             self.execution = {"execution": whole._asdict()}
         elif isinstance(value, types.FunctionType) and _is_named(value):
-            self.entries[path] = _name(value)
+            self.entries[path] = name_of(value)
         elif id(value) in self._paths:
             self.entries[path] = f"as {self._paths[id(value)]}"
         else:
@@ -137,13 +95,15 @@ class _Description:
         elif isinstance(value, type):
             self._class(path, value)
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-            self._parts(path, _name(type(value)), value._asdict())
+            self._parts(path, name_of(type(value)), value._asdict())
         elif isinstance(value, Mapping | ConfigDict):
-            self._parts(path, "mapping", {f"[{_key(key)}]": item for key, item in value.items()})
+            self._parts(
+                path, "mapping", {f"[{key_text(key)}]": item for key, item in value.items()}
+            )
         elif isinstance(value, list | tuple):
             self._parts(path, "list", {f"[{index}]": item for index, item in enumerate(value)})
         elif isinstance(value, AbstractSet):
-            self.entries[path] = sorted(map(_key, value))
+            self.entries[path] = sorted(map(key_text, value))
         elif isinstance(value, FederatedData):
             self.entries[path] = column_digests_with_sizes(value.columns, value.client_sizes)
         elif hasattr(value, "__wrapped__"):  # a compiled function, or one with cached results
@@ -158,14 +118,14 @@ class _Description:
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         code, parts = function.__code__, dict(_closure(function))
-        is_users = not _is_library(function)
+        is_users = not is_library(function)
         if is_users or "<" in function.__qualname__:
             defaults = function.__defaults__ or ()
             named = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
             parts |= dict(zip(named, defaults, strict=True)) | (function.__kwdefaults__ or {})
         if is_users:
-            variables = dict(_globals(code, function.__globals__))
-            changed = set(_names_that_code_changes(code))
+            variables = dict(variables_read(code, function.__globals__))
+            changed = set(names_that_code_changes(code))
             parts |= {
                 name: value
                 for name, value in variables.items()
@@ -173,16 +133,16 @@ class _Description:
                 if (name not in changed or isinstance(value, tuple)) and _is_constant(value)
             }
             parts |= _annotated_classes(function)
-        self._parts(path, _name(function), parts)
+        self._parts(path, name_of(function), parts)
         if is_users or function.__name__ == "<lambda>":
-            self.entries[f"{path}.code"] = [*_code(code)]
+            self.entries[f"{path}.code"] = [*code_content(code)]
 
     def _class(self, path: str, class_: type) -> None:
-        self.entries[path] = _name(class_)
-        if _is_library(class_):
+        self.entries[path] = name_of(class_)
+        if is_library(class_):
             return
         for index, base in enumerate(class_.__bases__):
-            if not _is_library(base):
+            if not is_library(base):
                 self.add(f"{path}.base[{index}]", base)
         if hasattr(class_, "_field_defaults"):  # of a named tuple
             self.add(f"{path}.defaults", class_._field_defaults)
@@ -195,7 +155,7 @@ class _Description:
             if isinstance(function, types.FunctionType):
                 # A class gets further methods from a library, such as the `__eq__` of a dataclass.
                 is_written = function.__code__.co_filename != "<string>"
-                if not name.startswith("__") or (is_written and not _is_library(function)):
+                if not name.startswith("__") or (is_written and not is_library(function)):
                     self.add(f"{path}.{name}", function)
             elif _is_constant_of_class(name, attribute):
                 self.add(f"{path}.{name}", attribute)
@@ -212,8 +172,8 @@ class _Description:
                 for name, part in _attributes(value).items()
                 if name[:1] != "_" or (name in constants and _is_private_constant(part))
             }
-        self._parts(path, _name(type(value)), parts)
-        if not _is_library(type(value)):
+        self._parts(path, name_of(type(value)), parts)
+        if not is_library(type(value)):
             self.add(f"{path}.class", type(value))
 
 
@@ -227,42 +187,10 @@ def _array(value: Any) -> Any:
     return digest(value)
 
 
-def _key(key: Any) -> str:
-    plain = json_value(key)
-    if plain is not NOT_JSON:
-        return repr(plain)
-    if isinstance(key, tuple | frozenset):
-        parts = map(_key, key) if isinstance(key, tuple) else sorted(map(_key, key))
-        return f"({', '.join(parts)})"
-    return _name(key if hasattr(key, "__qualname__") else type(key))
-
-
-def _name(named: Any) -> str:
-    """The name of a function or class; in libraries, with the package but without the module."""
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    if not _is_library(named):
-        return name
-    return f"{named.__module__.partition('.')[0]}.{name}"
-
-
-def _is_library(named: Any) -> bool:
-    """Whether a function or class is of a library, or a module is."""
-    is_module = isinstance(named, types.ModuleType)
-    module = named.__name__ if is_module else getattr(named, "__module__", None)
-    package = (module or "").partition(".")[0]
-    if package in _LIBRARIES:
-        return package != "__main__"
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    if package == "experiments":
-        # The one beside the library. A user's own package may have the same name.
-        return Path(file).parent.parent == Path(__file__).parents[2]
-    return "site-packages" in file or "dist-packages" in file
-
-
 def _is_named(function: types.FunctionType) -> bool:
     """Whether a function's name identifies it: a library's function without a closure."""
     is_inner = function.__closure__ or "<" in function.__qualname__
-    return _is_library(function) and not is_inner
+    return is_library(function) and not is_inner
 
 
 def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -298,7 +226,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     slots = {
         name: getattr(value, name)
         for class_ in type(value).__mro__
-        if not _is_library(class_)
+        if not is_library(class_)
         for name, slot in vars(class_).items()
         if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name)
     }
@@ -310,11 +238,11 @@ def _attributes_set_in_init(class_: type) -> set[str]:
     in_init: set[str] = set()
     later: set[str] = set()
     for each in class_.__mro__:
-        for name, attribute in vars(each).items() if not _is_library(each) else ():
+        for name, attribute in vars(each).items() if not is_library(each) else ():
             setter = attribute.fset if isinstance(attribute, property) else None
             for function in (_function_of(attribute), setter):
                 if isinstance(function, types.FunctionType):
-                    changed = _names_that_code_changes(function.__code__, *_OF_ATTRIBUTES)
+                    changed = names_that_code_changes(function.__code__, *OF_ATTRIBUTES)
                     (in_init if name == "__init__" else later).update(changed)
     return in_init - later
 
@@ -334,7 +262,7 @@ def _annotated_classes(function: types.FunctionType) -> dict[str, Any]:
     for name, annotation in function.__annotations__.items():
         if isinstance(annotation, str):
             annotation = function.__globals__.get(annotation)
-        if hasattr(annotation, "_field_defaults") and not _is_library(annotation):
+        if hasattr(annotation, "_field_defaults") and not is_library(annotation):
             classes[f"annotation of {name}"] = annotation
     return classes
 
@@ -343,7 +271,7 @@ def _is_constant(value: Any, inside: tuple[int, ...] = ()) -> bool:
     """True for constants, functions, classes, frozen data classes and Flax modules.
 
     Other objects may change during a run, so they do not count. A list or mapping of constants counts
-    unless the code changes it (`_names_that_code_changes`) or it contains itself. `inside`: ids of the
+    unless the code changes it (`names_that_code_changes`) or it contains itself. `inside`: ids of the
     containers around the value.
     """
     if isinstance(value, types.ModuleType) or id(value) in inside:
@@ -361,100 +289,5 @@ def _is_constant(value: Any, inside: tuple[int, ...] = ()) -> bool:
         return True
     # Of a compiled function, or of one with cached results.
     wrapped = getattr(value, "__wrapped__", None)
-    is_users = isinstance(wrapped, functools.partial) or not _is_library(wrapped)
+    is_users = isinstance(wrapped, functools.partial) or not is_library(wrapped)
     return wrapped is not None and is_users and _is_constant(wrapped, inside)
-
-
-def _names_that_code_changes(
-    code: types.CodeType,
-    stores: tuple[str, ...] = _OF_MODULES[0],
-    loads: tuple[str, ...] = _OF_MODULES[1],
-) -> Iterator[str]:
-    """The module's variables that code sets or changes, such as a cache: state, and no constants.
-
-    With `_OF_ATTRIBUTES`, the names of attributes that it sets or changes, of any object.
-    """
-    instructions = list(dis.get_instructions(code))
-    for index, instruction in enumerate(instructions):
-        name, before = instruction.opname, instructions[index - 1] if index else None
-        if isinstance(instruction.argval, types.CodeType):
-            yield from _names_that_code_changes(instruction.argval, stores, loads)
-        elif name in stores:
-            yield instruction.argval
-        elif name in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _CHANGING:
-            if before is not None and before.opname in loads:
-                yield before.argval
-        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            depth, place = 0, index
-            while depth < 1 and place > 0:  # back over the key
-                place -= 1
-                step = instructions[place]
-                depth += dis.stack_effect(step.opcode, step.arg, jump=False)
-            container = instructions[place - 1] if place else None
-            if container is not None and container.opname in loads:
-                yield container.argval
-
-
-def _globals(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A module's variables that code reads, also those of a user's other modules: `helper.scale`."""
-    name, value = "", None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            name = instruction.argval
-            value = variables.get(name)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_users_module(value):
-            name = f"{name}.{instruction.argval}"
-            value = getattr(value, instruction.argval, None)
-        elif isinstance(instruction.argval, types.CodeType):
-            yield from _globals(instruction.argval, variables)
-            continue
-        else:
-            value = value if instruction.opname == "EXTENDED_ARG" else None
-            continue
-        yield name, value
-
-
-def _is_users_module(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and not _is_library(value)
-
-
-def _code(code: types.CodeType) -> Iterator[Any]:
-    """The names, constants, operators and branches of some code, in their order."""
-    inner = {*code.co_cellvars, *code.co_freevars}
-    instructions = list(dis.get_instructions(code))
-    for instruction, after in itertools.zip_longest(instructions, instructions[1:]):
-        name, value = instruction.opname, instruction.argval
-        if isinstance(value, types.CodeType):
-            yield from _code(value)
-        elif "JUMP" in name and "IF_" in name:
-            condition = name.partition("IF_")[2].removesuffix("_OR_POP")
-            # Some versions of Python jump to a loop's body, and others jump over it.
-            is_inverted = after is not None and after.opname.startswith("JUMP_BACKWARD")
-            yield f"if {_OPPOSITE[condition] if is_inverted else condition}"
-        elif name in _LOADS:
-            yield value
-        elif "LOAD_FAST" in name and "CLEAR" not in name:
-            loaded = value if isinstance(value, tuple) else (value,)
-            # An instruction that stores one variable and loads another lists both.
-            loaded = loaded[1:] if name.startswith("STORE") else loaded
-            yield from (local for local in loaded if local not in inner and local[:1] != ".")
-        elif name in ("BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"):
-            yield instruction.argrepr or str(value)
-        elif name.startswith("UNARY_"):
-            yield name
-        elif name == "LOAD_SMALL_INT":
-            yield value
-        elif instruction.opcode in dis.hasconst:
-            # In Python 3.11 the instruction's value lacks the names of a call's arguments.
-            yield from _constants(code.co_consts[instruction.arg or 0])
-
-
-def _constants(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple):
-        for entry in value:
-            yield from _constants(entry)
-    elif isinstance(value, frozenset):
-        yield from sorted(map(_key, value))
-    elif value is not None:
-        plain = json_value(value)
-        yield type(value).__name__ if plain is NOT_JSON else plain

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from fedcodist.run.client_splits import all_splits
-from fedcodist.run.described_code import described, described_parts, json_value
+from fedcodist.run.described_code import described, described_parts
 from fedcodist.run.digests import column_digests, column_digests_with_sizes
+from fedcodist.run.json_values import json_value
 from fedcodist.run.sources import StreamedData
 
 _SHOWN = 8  # entries of a list that are shown in one line

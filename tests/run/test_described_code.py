@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from fedcodist.run.described_code import _code, described
+from fedcodist.run.bytecode import code_content
+from fedcodist.run.described_code import described
 
 HEAD = """
 import dataclasses, functools
@@ -186,7 +187,7 @@ def f(a, b):
 
 def test_branches_are_the_same_in_every_version_of_python():
     """Python 3.11, 3.12 and 3.13 compile loops and filters in different ways."""
-    code = _code(compile(PROGRAM, "f.py", "exec"))
+    code = code_content(compile(PROGRAM, "f.py", "exec"))
     branches = [entry.removeprefix("if ") for entry in code if str(entry).startswith("if ")]
     loop = ["FALSE", "NOT_NONE", "FALSE", "TRUE", "TRUE"]
     assert branches == [*loop, "FALSE", "FALSE", "NONE", "TRUE", "FALSE"]
