@@ -3,15 +3,22 @@
 The metric is the accuracy wherever runs have one: see `collect`.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share
+from fedcodist.report.cells import (
+    human_bytes,
+    metric_name,
+    number,
+    percent,
+    shown_epsilon,
+    split_name,
+)
 from fedcodist.report.collection import (
     Collection,
     Curve,
@@ -21,8 +28,7 @@ from fedcodist.report.collection import (
     final,
     last_round,
 )
-from fedcodist.report.runs import mapping_of, number_of
-from fedcodist.report.spread import plus_minus
+from fedcodist.report.runs import epsilon_of, largest_epsilon, mapping_of, number_of
 
 
 class Row(NamedTuple):
@@ -106,19 +112,6 @@ def _bytes(method: Method, model: str, way: str) -> int | None:
     return round(sum(counts) / len(counts)) if counts else None
 
 
-def largest_epsilon(epsilons: Iterable[float | None]) -> float | None:
-    """The largest epsilon of several runs; None if none of them is private."""
-    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
-
-
-def epsilon_of(summary: Mapping[str, Any]) -> float | None:
-    """The largest epsilon of a run's clients: infinite without noise, None if no method is private."""
-    privacy = mapping_of(summary, "privacy")
-    if not privacy:
-        return None
-    return math.inf if privacy.get("epsilon") is None else float(privacy["epsilon"])
-
-
 def _last_common_round(curves: Sequence[Curve]) -> int | None:
     """The last round that was evaluated on every split; a killed run may miss some splits."""
     if not curves:
@@ -162,62 +155,8 @@ def number_cells(row: Row, collection: Collection, several: bool) -> list[str]:
     return [*accuracies, *epsilons, *sizes, row.rounds, *seeds]
 
 
-def shown_epsilon(epsilon: float | None) -> str:
-    """'7.99', '∞' without noise, or a dash for a run without privacy."""
-    if epsilon is None:
-        return "–"
-    return f"{epsilon:.3g}" if math.isfinite(epsilon) else "∞"
-
-
 def caption_of(rows: Sequence[Row]) -> str:
     """The text below the table."""
     several = any(statistic.seeds > 1 for statistic in statistics_of(rows))
     spread = "; ± standard deviation over the seeds" if several else ""
     return f"* per participation of one client{spread}"
-
-
-def percent(statistic: Statistic | None) -> str:
-    """A share as per cent, with its spread over seeds."""
-    if statistic is None or not math.isfinite(statistic.mean):
-        return "–"
-    return plus_minus(
-        100 * statistic.mean, None if statistic.spread is None else 100 * statistic.spread
-    )
-
-
-def number(statistic: Statistic | None) -> str:
-    """A metric that is no share, with its spread over seeds."""
-    if statistic is None or not math.isfinite(statistic.mean):
-        return "–"
-    return plus_minus(statistic.mean, statistic.spread, is_share=False)
-
-
-def human_bytes(count: int | None) -> str:
-    """A number of bytes in decimal units, `437.4 kB`."""
-    if count is None:
-        return "–"
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
-
-
-def split_name(split: str) -> str:
-    """A split's name in words."""
-    return split.replace("_", " ")
-
-
-def metric_name(metric: str) -> str:
-    """A metric's name in words, as a heading begins."""
-    name = metric.replace("_", " ")
-    return name[:1].upper() + name[1:]
-
-
-def metric_label(split: str, metric: str) -> str:
-    """'Test accuracy (%)'."""
-    label = f"{split_name(split).capitalize()} {metric.replace('_', ' ')}"
-    return f"{label} (%)" if is_share(metric) else label

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedcodist.config.registry import method_of
-from fedcodist.report.accuracy_table import split_name
+from fedcodist.report.cells import split_name
 from fedcodist.report.collection import Collection, Method
 from fedcodist.report.styles import LINES, styles
 from fedcodist.run.client_metrics import CLIENTS, load_clients

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from fedcodist.config.registry import method_of
 from fedcodist.core.metric_kinds import is_share
-from fedcodist.report.accuracy_table import epsilon_of, largest_epsilon
 from fedcodist.report.collection import Method
 from fedcodist.report.costs import Costs, costs_of_run, pools_of
 from fedcodist.report.data_of_runs import DataOfRun, data_of
-from fedcodist.report.runs import Run, first_seed, mapping_of
+from fedcodist.report.runs import Run, epsilon_of, first_seed, largest_epsilon, mapping_of
 
 ALL_PARTIES = "all parties"
 

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from fedcodist.report.accuracy_table import (
     caption_of,
-    metric_name,
     number_cells,
     number_headings,
-    percent,
     result_rows,
-    split_name,
     statistics_of,
 )
+from fedcodist.report.cells import metric_name, percent, split_name
 from fedcodist.report.collection import (
     Collection,
     Method,

@@ -10,7 +10,7 @@ import numpy as np
 from fedcodist.config.registry import method_of
 from fedcodist.core.extras import install_command
 from fedcodist.core.metric_kinds import is_share
-from fedcodist.report.accuracy_table import metric_label, split_name
+from fedcodist.report.cells import metric_label, split_name
 from fedcodist.report.clients_plot import clients_plot
 from fedcodist.report.collection import Collection, Curve, Method, curve, last_evaluations
 from fedcodist.report.costs import bytes_after, pools_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcodist.config.registry import METHOD_NAMES, method_of
 from fedcodist.core.metric_kinds import is_share
-from fedcodist.report.accuracy_table import metric_label
+from fedcodist.report.cells import metric_label
 from fedcodist.report.collection import Collection, Method, curve
 from fedcodist.report.mean_model import panel_title
 from fedcodist.report.settings import (

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcodist.core.metric_kinds import is_share, lower_is_better
-from fedcodist.report.accuracy_table import shown_epsilon
+from fedcodist.report.cells import shown_epsilon
 from fedcodist.report.entries import Entry
 from fedcodist.report.ranking import (
     Difference,

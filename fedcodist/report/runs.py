@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,3 +208,16 @@ def number_of(record: Mapping[str, Any], metric: str) -> float | None:
         return math.nan
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number else None
+
+
+def epsilon_of(summary: Mapping[str, Any]) -> float | None:
+    """The largest epsilon of a run's clients: infinite without noise, None if no method is private."""
+    privacy = mapping_of(summary, "privacy")
+    if not privacy:
+        return None
+    return math.inf if privacy.get("epsilon") is None else float(privacy["epsilon"])
+
+
+def largest_epsilon(epsilons: Iterable[float | None]) -> float | None:
+    """The largest epsilon of several runs; None if none of them is private."""
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
