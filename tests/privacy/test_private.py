@@ -55,7 +55,8 @@ from fedcodist.models.digits import BatchNormMLP
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip
 from fedcodist.privacy.banded_noise import BandedNoise
 from fedcodist.privacy.clipping import clipped, clipped_weight, is_within, noised
-from fedcodist.privacy.private import moved_statistics, noised_mean, private
+from fedcodist.privacy.noised_mean import moved_statistics, noised_mean
+from fedcodist.privacy.private import private
 from fedcodist.privacy.private_checks import check_sends
 from fedcodist.privacy.secure_sum import secure_sum
 from fedcodist.run.privacy_spent import check_privacy
