@@ -12,6 +12,7 @@ from experiments.studies import record
 from experiments.studies.archive import load_records
 from experiments.studies.document import HERE
 from experiments.studies.fed_kd import page as section
+from experiments.studies.fed_kd import panels, tables
 from experiments.studies.pages import read_notes
 from experiments.studies.settings import settings
 from fedcodist.core.communication import tree_bytes
@@ -21,7 +22,7 @@ from tests.experiments.studies.test_results import record as write_record
 from tests.experiments.studies.test_results import row
 
 NOTES = read_notes(HERE / "fed_kd" / "notes.md", with_findings=False)
-CIFAR, ADE = section.CIFAR, section.ADE
+CIFAR, ADE = panels.CIFAR, panels.ADE
 CONFIGS = {CIFAR: cifar_fed_kd, ADE: ade_fed_kd}
 
 
@@ -77,17 +78,17 @@ def test_methods_stand_beside_fed_avg_with_their_bytes(tmp_path):
 
 def test_every_run_shown_is_one_of_the_config(tmp_path):
     """And compared with others it differs from in what methods may differ in alone."""
-    runs = [m.run for m in section.METHODS] + list(section.PARTS) + [section.WHOLE.run]
-    runs += [run for sweep in section.SWEEPS.values() for run in sweep]
-    of_text = [run for pair in section.STUDENTS.values() for run in pair if "text" in run]
-    runs += [run for pair in section.STUDENTS.values() for run in pair if "text" not in run]
+    runs = [m.run for m in panels.METHODS] + list(panels.PARTS) + [panels.WHOLE.run]
+    runs += [run for sweep in tables.SWEEPS.values() for run in sweep]
+    of_text = [run for pair in tables.STUDENTS.values() for run in pair if "text" in run]
+    runs += [run for pair in tables.STUDENTS.values() for run in pair if "text" not in run]
     assert set(of_text) <= set(ade_fed_kd.get_runs())
     assert set(runs) <= set(cifar_fed_kd.get_runs())
     for run in set(runs):
         write(tmp_path, run, 60.0, 65.0, sent=(1, 1))
     text, _ = render(tmp_path)
     assert "no runs with equal settings" not in text
-    shown = {panel.run(run) for panel in section.PANELS[:3] for run in runs}
+    shown = {panel.run(run) for panel in panels.PANELS[:3] for run in runs}
     assert set(cifar_fed_kd.get_runs()) <= shown
 
 
