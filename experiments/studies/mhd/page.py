@@ -1,52 +1,31 @@
 """Multi-Headed Distillation: accuracies of every head, and the orderings that the paper states."""
 
-import csv
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import numpy as np
-
-from experiments.configs.cifar100_mhd import (
-    EMBEDDING_WEIGHTS,
-    HEAD_WEIGHTS,
-    SKEWS,
-)
 from experiments.studies.archive import Record
 from experiments.studies.mhd.beside_fed_md import BESIDE_FED_MD, beside_fed_md
+from experiments.studies.mhd.differences import difference_of
+from experiments.studies.mhd.heads_table import ROWS, heads_table
 from experiments.studies.mhd.known import Known, KnownRuns, known_of, newest
 from experiments.studies.mhd.orderings import (
-    FIRST,
     NOT_STATED,
-    OTHERS,
-    Measure,
     Ordering,
     orderings,
     orderings_on_digits,
-    private,
-    shared,
-    weights_run,
 )
+from experiments.studies.mhd.short_runs import SECTIONS
 from experiments.studies.pages import IN_SHORT, Notes, Page, Plots, first_screen, found
 from experiments.studies.sections.cells import NOT_RUN
 from experiments.studies.sections.commands import planned
 from experiments.studies.sections.endings import endings, full_length, not_run
-from experiments.studies.sections.markdown import image, listed, table
+from experiments.studies.sections.markdown import table
 from experiments.studies.verdicts import Verdict, judge
-from fedcodist.report import tables_heads as heads_lib
 from fedcodist.report.spread import mean_difference
-from fedcodist.report.tables_heads import Heads
 
 CIFAR, CIFAR_LONG, DIGITS = "cifar100_mhd", "cifar100_mhd_long", "digits_mhd_orderings"
 EXPERIMENTS = (DIGITS, CIFAR_LONG, CIFAR, BESIDE_FED_MD)
 ON_DIGITS = "Digits: all orderings"
 LONGER = "CIFAR-100: ten times as many steps"
-# Table -> its rows' labels -> run.
-ROWS: dict[str, dict[str, str]] = {}
-with Path(__file__).with_name("rows.csv").open(encoding="utf-8", newline="") as file:
-    for line in csv.DictReader(file):
-        ROWS.setdefault(line["table"], {})[line["row"]] = line["run"]
-GRAPHS = ("islands", "directed_cycle", "complete")
 HEADINGS = ("Ordering", "Difference, points", "Paper")
 
 
@@ -86,7 +65,7 @@ def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list
     if not known:
         return [], []
     every = orderings_on_digits()
-    measured = [ordering for ordering in every if _difference(known, ordering)]
+    measured = [ordering for ordering in every if difference_of(known, ordering)]
     rows, verdicts = _measured(known, measured, ON_DIGITS, has_words=True)
     runs = {label: run for label, run in ROWS["digits"].items() if run in known}
     sent = [
@@ -100,7 +79,7 @@ def _on_digits(records: Sequence[Record], notes: Notes) -> tuple[list[str], list
         table((*HEADINGS, "Here"), rows),
         found(notes, ON_DIGITS),
         "**What every head knows**",
-        _heads_table(known, runs),
+        heads_table(known, runs),
         *(["**Bytes**", table(["", "received by a client in a round"], sent)] if sent else []),
     ]
     if missing := len(every) - len(measured):
@@ -115,7 +94,7 @@ def _longer(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Ve
     measured = [
         ordering._replace(in_words="", again="30,000 steps on CIFAR-100")
         for ordering in orderings()
-        if _difference(known, ordering)
+        if difference_of(known, ordering)
     ]
     if not measured:
         return [], []
@@ -131,7 +110,7 @@ def _longer(records: Sequence[Record], notes: Notes) -> tuple[list[str], list[Ve
         notes[LONGER],
         table((*HEADINGS, "Here"), rows),
         found(notes, LONGER),
-        _heads_table(both, {label: label for label in both}),
+        heads_table(both, {label: label for label in both}),
     ]
     return parts, verdicts
 
@@ -148,7 +127,7 @@ def _measured(
     """(a table's rows, the verdicts); `has_words`: whether the rows include the verdicts."""
     rows, verdicts = [], []
     for ordering in of_section:
-        differences = _difference(known, ordering)
+        differences = difference_of(known, ordering)
         shown = mean_difference(differences) if differences else NOT_RUN
         row = [ordering.text, shown, ordering.paper]
         if ordering.paper != NOT_STATED:
@@ -160,203 +139,3 @@ def _measured(
             row.append("")
         rows.append(row)
     return rows, verdicts
-
-
-def _compared(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    return [_heads_table(known, ROWS["compared"])]
-
-
-def _weights(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    parts = []
-    for skew in SKEWS:
-        for name, measure in (("private", private), ("shared", shared)):
-            rows = [
-                [
-                    f"ν_emb = {embedding}",
-                    *(
-                        _pair(known, weights_run(skew, embedding, head), measure, head > 0)
-                        for head in HEAD_WEIGHTS
-                    ),
-                ]
-                for embedding in EMBEDDING_WEIGHTS
-            ]
-            headings = [f"s = {skew}, {name}", *(f"ν_aux = {weight}" for weight in HEAD_WEIGHTS)]
-            parts.append(table(headings, rows))
-    rows = [
-        [f"s = {skew}, {name}", *_gains(known, skew, measure)]
-        for skew in SKEWS
-        for name, measure in (("private", private(0)), ("shared", shared(0)))
-    ]
-    parts.append(notes["Best weights"])
-    parts.append(table(["", "embeddings alone", "predictions alone", "both"], rows))
-    return parts
-
-
-def _gains(known: KnownRuns, skew: int, measure: Measure) -> list[str]:
-    """The best cells of the sweep."""
-    none = known.get(weights_run(skew, 0, 0))
-    cells = []
-    for embeddings, predictions in ((True, False), (False, True), (True, True)):
-        gains = {}
-        for embedding in EMBEDDING_WEIGHTS:
-            for head in HEAD_WEIGHTS:
-                cell = known.get(weights_run(skew, embedding, head))
-                if cell and none and (embedding > 0, head > 0) == (embeddings, predictions):
-                    differences = _differences([(cell, measure)], [(none, measure)])
-                    if differences:
-                        gains[embedding, head] = differences
-        if not gains:
-            cells.append(NOT_RUN)
-            continue
-        best = max(gains, key=lambda weights: np.mean(gains[weights]))
-        cells.append(f"{mean_difference(gains[best])} ({best[0]}, {best[1]})")
-    return cells
-
-
-def _profiles(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    runs = ROWS["profiles"]
-    panels = {
-        f"s = {skew}, {name}": {
-            label.split(": ")[1]: by_head(known[run].heads)
-            for label, run in runs.items()
-            if label.startswith(f"s = {skew}:") and run in known
-        }
-        for skew in SKEWS
-        for name, by_head in (("private", _private_by_head), ("shared", _shared_by_head))
-    }
-    parts = [_heads_table(known, runs)]
-    if all(panels.values()):
-        plots["mhd_profiles.png"] = lambda: heads_lib.profiles(panels)
-        parts.append(image("mhd_profiles.png", "Accuracy by head, for one to four heads"))
-    return parts
-
-
-def _graphs(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    """For four clients, a table and a picture (clients x heads x hops) of each graph."""
-    parts = [_heads_table(known, ROWS["graphs"])]
-    shown = [known[f"graph,{name}"].heads for name in GRAPHS if f"graph,{name}" in known]
-    most = max((100 * heads.on_others.mean(axis=0).max() for heads in shown), default=100.0)
-    for name in GRAPHS:
-        if not (shown_run := known.get(f"graph,{name}")):
-            continue
-        travelled = heads_lib.by_hops(shown_run.heads)
-        distances = sorted(travelled, key=lambda hops: (hops < 0, hops))
-        titles = ["none" if n < 0 else f"{n} hop{'s' * (n != 1)}" for n in distances]
-        rows = [
-            [title, *(f"{100 * travelled[hops][head]:.1f}" for hops in distances)]
-            for head, title in enumerate(shown_run.heads.names)
-        ]
-        file = f"mhd_graph_{name}.png"
-        plots[file] = functools.partial(
-            heads_lib.picture, shown_run.heads, name.replace("_", " "), most
-        )
-        parts += [
-            table([name.replace("_", " "), *titles], rows),
-            image(file, f"Accuracy of each client's heads on each client's labels, {name}"),
-        ]
-    return parts
-
-
-def _targets(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    return [
-        _heads_table(known, ROWS["choice"]),
-        "**Teachers per step**, three heads, s = 100",
-        _heads_table(known, ROWS["teachers"]),
-        "**Candidates**, four heads, s = 100",
-        _heads_table(known, ROWS["candidates"]),
-        "**Public images**, four heads, s = 100, 70 % of the training images private",
-        _heads_table(known, ROWS["public"]),
-    ]
-
-
-def _larger(known: KnownRuns, notes: Notes, plots: Plots) -> list[str]:
-    measures = [
-        (head, measure(head, clients))
-        for clients in (FIRST, OTHERS)
-        for measure in (private, shared)
-        for head in (0, -1)
-    ]
-    rows = []
-    for label, run in ROWS["larger"].items():
-        shown = known.get(run)
-        # Without auxiliary heads the last one is the main one.
-        has_heads = shown and len(shown.heads.names) > 1
-        values = [
-            f"{measure(shown.heads).mean():.1f}" if shown and (head == 0 or has_heads) else ""
-            for head, measure in measures
-        ]
-        rows.append([label if shown else f"{label}: not run", *values])
-    headings = [
-        f"{who}, {what}, {head}"
-        for who in ("client 0", "clients 1 to 3")
-        for what in ("private", "shared")
-        for head in ("main", "last")
-    ]
-    return [table(["", *headings], rows)]
-
-
-def _heads_table(known: KnownRuns, runs: Mapping[str, str]) -> str:
-    """A table row for each label and its run: private / shared accuracy of every head."""
-    most = max((len(known[run].heads.names) for run in runs.values() if run in known), default=1)
-    rows = []
-    for label, run in runs.items():
-        if run not in known:
-            rows.append([label, NOT_RUN, *[""] * (most + 1)])
-            continue
-        seeds, heads = known[run]
-        cells = [
-            f"{of_own:.1f} / {of_all:.1f}" if np.isfinite(of_own) else f"{of_all:.1f}"
-            for of_own, of_all in zip(_private_by_head(heads), _shared_by_head(heads), strict=True)
-        ]
-        spread = shared(-1)(heads)
-        deviation = f"{spread.std(ddof=1):.2f}" if len(seeds) > 1 else ""
-        rows.append([label, *cells, *[""] * (most - len(cells)), deviation, listed(seeds)])
-    headings = ["private / shared", "main", *(f"head {k}" for k in range(1, most))]
-    return table([*headings, "± of the last, shared", "Seeds"], rows)
-
-
-def _private_by_head(heads: Heads) -> np.ndarray:
-    return 100 * heads.private.mean(axis=(0, 1))
-
-
-def _shared_by_head(heads: Heads) -> np.ndarray:
-    return 100 * heads.shared.mean(axis=(0, 1))
-
-
-def _pair(known: KnownRuns, run: str, measure: Callable[[int], Measure], is_trained: bool) -> str:
-    if run not in known:
-        return NOT_RUN
-    heads = (0, 1) if is_trained else (0,)
-    return ", ".join(f"{measure(head)(known[run].heads).mean():.1f}" for head in heads)
-
-
-def _difference(known: KnownRuns, ordering: Ordering) -> list[float]:
-    """The difference in each seed that all runs have; empty if one was not run."""
-    if not all(run in known for run, _ in (*ordering.plus, *ordering.less)):
-        return []
-    both = (ordering.plus, ordering.less)
-    return _differences(*([(known[run], measure) for run, measure in terms] for terms in both))
-
-
-def _differences(
-    plus: Sequence[tuple[Known, Measure]], less: Sequence[tuple[Known, Measure]]
-) -> list[float]:
-    """The sum of `plus` minus that of `less`, in the seeds that all have."""
-    totals: dict[int, float] = {}
-    terms = [*((1, *term) for term in plus), *((-1, *term) for term in less)]
-    common = set.intersection(*(set(known.seeds) for _, known, _ in terms))
-    for sign, known, measure in terms:
-        for seed, value in zip(known.seeds, measure(known.heads), strict=True):
-            if seed in common:
-                totals[seed] = totals.get(seed, 0.0) + sign * float(value)
-    return [totals[seed] for seed in sorted(totals)]
-
-
-SECTIONS = {
-    "compared": ("Alone, MHD, more public images, pooled examples", _compared),
-    "weights": ("Weights of the two losses", _weights),
-    "profiles": ("Profiles of heads", _profiles),
-    "graphs": ("Graphs: how far knowledge travels", _graphs),
-    "targets": ("Choice of targets, teachers, candidates, public images", _targets),
-    "larger": ("One larger model among small ones", _larger),
-}

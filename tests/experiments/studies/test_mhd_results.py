@@ -14,7 +14,7 @@ from experiments.configs import (
 )
 from experiments.studies.archive import load_records
 from experiments.studies.document import HERE
-from experiments.studies.mhd import beside_fed_md, orderings
+from experiments.studies.mhd import beside_fed_md, heads_table, orderings, short_runs
 from experiments.studies.mhd import page as section
 from experiments.studies.pages import read_notes
 from experiments.studies.run_list import run_list
@@ -102,12 +102,15 @@ def test_every_run_of_the_config_is_shown_and_none_that_it_has_not(everything):
     assert {run for o in orderings.orderings() for run, _ in (*o.plus, *o.less)} <= set(
         cifar100_mhd.get_runs()
     )
-    assert set(plots) == {"mhd_profiles.png", *(f"mhd_graph_{name}.png" for name in section.GRAPHS)}
+    assert set(plots) == {
+        "mhd_profiles.png",
+        *(f"mhd_graph_{name}.png" for name in short_runs.GRAPHS),
+    }
 
 
 def test_digits_come_first_with_a_verdict_for_each_ordering(tmp_path):
     runs = digits_mhd_orderings.get_runs()
-    assert set(section.ROWS["digits"].values()) == set(runs)
+    assert set(heads_table.ROWS["digits"].values()) == set(runs)
     compared = {r for o in orderings.orderings_on_digits() for r, _ in (*o.plus, *o.less)}
     assert compared <= set(runs)
     seeds, hops = (0, 1, 2), graphs.hops(graphs.complete(8))
@@ -143,7 +146,7 @@ def test_digits_come_first_with_a_verdict_for_each_ordering(tmp_path):
 
 
 def test_long_runs_have_verdicts_of_their_own_beside_the_short_runs(tmp_path):
-    assert set(section.ROWS["longer"].values()) == set(cifar100_mhd_long.get_runs())
+    assert set(heads_table.ROWS["longer"].values()) == set(cifar100_mhd_long.get_runs())
     assert set(cifar100_mhd_long.get_runs()) <= set(cifar100_mhd.get_runs())
     hops = graphs.hops(graphs.complete(8))
 
