@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from fedcodist.core.metrics import mean
+from fedcodist.run.metric_sums import mean
 from fedcodist.text.ranking import auc, ndcg, ranking_loss, ranking_metrics, reciprocal_rank
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
