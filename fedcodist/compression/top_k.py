@@ -83,4 +83,4 @@ def largest_entries(vector: jax.Array, count: int) -> Entries:
 
 def scattered(entries: Entries, size: int) -> jax.Array:
     """The vector [size] with these entries, and 0 elsewhere."""
-    return jnp.zeros(size, jnp.float32).at[entries.indices].set(entries.values)
+    return jnp.zeros(size, jnp.float32).at[entries.indices].set(entries.values.astype(jnp.float32))

@@ -74,7 +74,9 @@ def summed(metric: SummedMetric, like: Any) -> Metric:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], _summed_dtype(leaf)), like)
 
     def evaluate(outputs: Any, batch: Batch, mask: jax.Array) -> PyTree:
-        return jax.tree.map(lambda leaf: _real(leaf, mask).sum(0), metric.sums(outputs, batch))
+        # Without a dtype, sums of int32 are int64 in 64-bit mode.
+        total = lambda leaf: _real(leaf, mask).sum(0, dtype=_summed_dtype(leaf))
+        return jax.tree.map(total, metric.sums(outputs, batch))
 
     return Metric(init, evaluate, metric.compute)
 

@@ -121,6 +121,16 @@ def test_counts_of_many_examples_are_exact():
     assert whole.init().dtype == jnp.int32 and int(total) == 2**24 + 1
 
 
+def test_sums_keep_their_types_in_64_bits():
+    with jax.enable_x64(True):
+        for kind in (bool, jnp.int8, jnp.int32, jnp.float32, jnp.float64):
+            metric = SummedMetric(lambda outputs, batch: outputs, lambda total: total / 2)
+            like, group = jax.ShapeDtypeStruct((3,), kind), lambda batch: jnp.zeros(3, jnp.int32)
+            for whole in (summed(metric, like), grouped_sums(metric, like, group, 2)):
+                total = whole.evaluate(jnp.ones(3, kind), {}, jnp.ones(3))
+                assert total.dtype == whole.init().dtype
+
+
 def test_zeros_of_both_signs_are_a_tie():
     outputs, batch = jnp.array([[-0.0, 0.0]]), {"label": jnp.array([0])}
     assert top_k(1)(outputs, batch)[0].tolist() == [1.0] == accuracy()(outputs, batch)[0].tolist()

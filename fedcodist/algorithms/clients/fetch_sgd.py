@@ -137,12 +137,13 @@ def fetch_sgd(
         momentum = hyper.momentum * server.momentum + aggregate.pseudo_gradient
         error = server.error + before * momentum
         entries = largest_entries(estimates(Sketch(error, size, seed)), min(k, size))
-        vector = flat(server.params) - after * scattered(entries, size)
+        step = unflat(after * scattered(entries, size), server.params)
         # As in the authors' code, the cells of these entries are set to 0 in both tables.
         emptied = (
             without(Sketch(table, size, seed), entries.indices).table for table in (momentum, error)
         )
-        return FetchSGDServer(unflat(vector, server.params), *emptied)
+        params = jax.tree.map(jnp.subtract, server.params, step)
+        return FetchSGDServer(params, *emptied)
 
     def set_model(server: FetchSGDServer, new: Variables, reset_optimizer: bool) -> FetchSGDServer:
         if not reset_optimizer:

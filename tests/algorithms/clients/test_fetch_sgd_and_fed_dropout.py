@@ -22,7 +22,7 @@ from fedcodist.compression.compressed import compressed
 from fedcodist.compression.count_sketch import sketched
 from fedcodist.compression.serialisation import header_bytes
 from fedcodist.compression.svd import svd
-from fedcodist.core.aggregation import ClientResult
+from fedcodist.core.aggregation import Aggregate, ClientResult
 from fedcodist.core.for_each_client import Execution
 from fedcodist.core.from_linen import from_flax_linen
 from fedcodist.core.inputs import ClientData
@@ -196,6 +196,19 @@ def test_a_gradient_of_examples_that_are_drawn_in_every_round():
 def test_everybody_downloads_what_changed():
     _, _, outcome = run(fetch_sgd(MODEL, TRAINING, 3, 12, 6), len(SIZES))
     assert bytes_of(outcome, "down") == [4 * NUMBERS, 48, 48, 48]
+
+
+def test_float64_parameters_change_only_where_entries_were_sent():
+    with jax.enable_x64(True):
+        method = fetch_sgd(MODEL, TRAINING, 3, 12, 6)
+        weights = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
+        server = method.init(jax.random.key(0))
+        server = server._replace(inner=server.inner._replace(params={"w": jnp.asarray(weights)}))
+        table = jnp.asarray(np.random.default_rng(1).normal(size=(3, 12)), jnp.float32)
+        aggregate = Aggregate(table, {}, jnp.float32(1), (), {})
+        after = method.server_update(server, aggregate, jnp.int32(0), method.hyper)
+        after = after.inner.params["w"]
+        assert after.dtype == jnp.float64 and np.sum(np.asarray(after) != weights) == 6
 
 
 # Federated Dropout
