@@ -83,6 +83,7 @@ def checked_statistic(
 
 
 def loss_of_right_shape(name: str, loss: Loss, outputs: Any, batch: Batch) -> jax.Array:
+    """As `checked_loss`, but without the search for examples that are mixed."""
     with _with_note(name):
         values = loss(outputs, batch)
     _check_values(name, values, number_of_examples(batch))
@@ -94,6 +95,7 @@ def loss_of_right_shape(name: str, loss: Loss, outputs: Any, batch: Batch) -> ja
 def statistic_of_right_shape(
     name: str, statistic: Callable[[Any, Batch], Any] | SummedMetric, outputs: Any, batch: Batch
 ) -> Any:
+    """As `checked_statistic`, but without the search for examples that are mixed."""
     if isinstance(statistic, SummedMetric):
         with _with_note(f"metrics[{name!r}]"):
             return _checked_sums(name, statistic, outputs, batch)

@@ -94,6 +94,7 @@ def _are_comparable(*sides: tuple[Method, Sample]) -> bool:
 
 
 def sample_of(records: Sequence[Record], panel: Panel, method: Method) -> Sample | None:
+    """The panel's metric of a method's model, one value per seed; None if it was not run."""
     run = panel.run(method.run)
     return sample(records, panel.experiment, run, method.model, metric=panel.metric)
 

@@ -59,6 +59,7 @@ DEFAULT_THRESHOLDS = (0.95, 0.98)
 
 
 def methods_table(records: Sequence[Record], panel: Panel) -> str:
+    """A row for each method: quality, bytes, and the difference to FedAvg of the teacher's network."""
     rows = []
     for method in METHODS:
         if panel.run(method.run) not in planned(panel.experiment):
@@ -161,6 +162,7 @@ def parts_table(records: Sequence[Record], panel: Panel) -> list[str]:
 
 
 def thresholds_table(records: Sequence[Record], panel: Panel, notes: Notes) -> list[str]:
+    """A row for each energy threshold: quality and bytes, beside those of whole students."""
     runs = planned(panel.experiment)
     swept = [(varied, run) for varied, all_ in SWEEPS.items() for run in all_ if run in runs]
     if WHOLE.run not in runs:

@@ -40,8 +40,10 @@ def heads_table(known: KnownRuns, runs: Mapping[str, str]) -> str:
 
 
 def private_by_head(heads: Heads) -> np.ndarray:
+    """Each head's private accuracy in %, the mean over seeds and clients."""
     return 100 * heads.private.mean(axis=(0, 1))
 
 
 def shared_by_head(heads: Heads) -> np.ndarray:
+    """Each head's shared accuracy in %, the mean over seeds and clients."""
     return 100 * heads.shared.mean(axis=(0, 1))
