@@ -33,8 +33,8 @@ not, and its projectors' training is lost.
 
 Scaled runs are for two cores: 4,000 images in all, four networks of up to 1.2 million parameters, 40
 rounds. By then, training alone has fitted most clients' images. A run of three seeds takes 4 to
-14 minutes on one core, and those of FedKD and FedTGP up to 20 and 40. Accuracies are far below the
-paper's, so only differences between methods can be compared. Methods have the settings of
+14 minutes on one core, and those of FedKD, FedGen and FedTGP up to 20, 33 and 40. Accuracies are far
+below the paper's, so only differences between methods can be compared. Methods have the settings of
 digits_heterogeneous. They are other ones than HtFLlib's for FedProto, FedGen, FedMRL and FedL2G: see
 HTFLLIB. docs/results/heterogeneous.md lists the runs.
 """
