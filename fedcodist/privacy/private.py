@@ -18,7 +18,7 @@ from fedcodist.core.model import Variables
 from fedcodist.privacy.adaptive_clipping import AdaptiveClip, moved, remaining_multiplier
 from fedcodist.privacy.banded_noise import BandedNoise, NoiseState, first_noise_state
 from fedcodist.privacy.clipping import clipped, clipped_weight, has_norm, is_within
-from fedcodist.privacy.noised_mean import PrivateMessage, noised_mean
+from fedcodist.privacy.noised_mean import PrivateAggregate, PrivateMessage, noised_mean
 from fedcodist.privacy.private_checks import check_private, check_same_shapes, check_sends
 
 PyTree = Any
@@ -137,15 +137,14 @@ def private(
     def server_update(
         server: PrivateServer, aggregate: Aggregate, round: jax.Array, hyper: PyTree
     ) -> PrivateServer:
-        if adaptive is None and banded is None:
-            inner = method.server_update(server.inner, aggregate, round, hyper)
-            return server._replace(inner=inner)
-        extra, share_within, noise = aggregate.extra
-        aggregate = aggregate._replace(extra=extra)
+        extra = aggregate.extra
+        if isinstance(extra, PrivateAggregate):
+            aggregate = aggregate._replace(extra=extra.inner)
+            server = server._replace(noise=extra.noise)
+            if adaptive is not None:
+                server = server._replace(clip=moved(server.clip, extra.share_within, adaptive))
         inner = method.server_update(server.inner, aggregate, round, hyper)
-        if adaptive is not None:
-            server = server._replace(clip=moved(server.clip, share_within, adaptive))
-        return server._replace(inner=inner, noise=noise)
+        return server._replace(inner=inner)
 
     def after_sending(client_state: PyTree, extra: PyTree, sent: PyTree) -> PyTree:
         if method.after_sending is None:

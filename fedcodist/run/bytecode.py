@@ -6,7 +6,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedcodist.run.json_values import NOT_JSON, is_library, json_value, key_text
+from fedcodist.run.code_names import is_library
+from fedcodist.run.json_values import NOT_JSON, json_value, key_text
 
 # Methods that change a list, a set or a mapping.
 _CHANGING = {

@@ -25,8 +25,9 @@ from fedcodist.run.bytecode import (
     names_that_code_changes,
     variables_read,
 )
+from fedcodist.run.code_names import is_library, name_of
 from fedcodist.run.digests import column_digests_with_sizes, digest
-from fedcodist.run.json_values import NOT_JSON, is_library, json_value, key_text, name_of
+from fedcodist.run.json_values import NOT_JSON, json_value, key_text
 
 _SHOWN = 8  # values of an array that are shown in one line
 

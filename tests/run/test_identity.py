@@ -25,7 +25,7 @@ from fedcodist.core.for_each_client import Execution
 from fedcodist.core.local_training import LocalTraining
 from fedcodist.core.schedules import constant, linear_decay
 from fedcodist.data.federated_data import FederatedData
-from fedcodist.run import described_code, digests, json_values
+from fedcodist.run import code_names, described_code, digests
 from fedcodist.run.digests import digest
 from fedcodist.run.experiment import Experiment, run_experiment
 from fedcodist.run.folder_check import RunFolderError
@@ -239,13 +239,13 @@ def test_a_package_of_ones_own_may_be_called_experiments(monkeypatch, tmp_path):
 
     importlib.import_module("experiments")
     sgd.__module__ = "experiments.optimizers"
-    assert json_values.is_library(sgd)  # of the checkout
+    assert code_names.is_library(sgd)  # of the checkout
     theirs = types.ModuleType("experiments")
     theirs.__file__ = str(tmp_path / "experiments" / "__init__.py")
     for file in (theirs.__file__, None):
         theirs.__file__ = file
         monkeypatch.setitem(sys.modules, "experiments", theirs)
-        assert not json_values.is_library(sgd)
+        assert not code_names.is_library(sgd)
 
 
 def test_a_variable_of_the_module_that_code_reads(monkeypatch):

@@ -96,7 +96,7 @@ def fed_gkd(
       hyper: learning rates, lambda at least 0 and T above 0.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
       TypeError: a language model, which returns no logits.
     """
     check_arguments(fed_gkd, locals())

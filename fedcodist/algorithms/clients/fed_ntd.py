@@ -61,7 +61,7 @@ def fed_ntd(
       hyper: learning rates, beta at least 0 and tau above 0.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
       TypeError: a language model, which returns no logits.
     """
     check_arguments(fed_ntd, locals())

@@ -73,7 +73,7 @@ def moon(
       hyper: learning rates, mu at least 0 and tau above 0.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
       TypeError: a model that returns no embedding.
     """
     check_arguments(moon, locals())

@@ -77,7 +77,7 @@ def scaffold(
       option: 1 or 2.
 
     Raises:
-      ValueError: an unknown option, no clients, or option 2 with an optimizer that is not plain SGD.
+      ValueError, TypeError: names the argument and what is allowed. Option 2 needs plain SGD.
     """
     check_arguments(scaffold, locals())
     if not isinstance(option, int) or isinstance(option, bool) or option not in (1, 2):

@@ -97,7 +97,7 @@ def depth_fl(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
       TypeError: a network without exits.
     """
     check_arguments(depth_fl, locals())

@@ -90,7 +90,7 @@ def fed_df(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_df, locals())
     pools = check_pools(pools)

@@ -55,7 +55,7 @@ def fed_ensemble(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_ensemble, locals())
     pool = check_pool("pool", pool)

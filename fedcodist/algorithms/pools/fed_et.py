@@ -92,7 +92,7 @@ def fed_et(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_et, locals())
     pools = check_pools(pools)

@@ -84,7 +84,7 @@ def fed_rolex(
       server_optimizer, schedule, hyper, execution: as in `hetero_fl`.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_rolex, locals())
     of_parts = HeteroFLAdjustments(adjustments.masked, adjustments.scaled)

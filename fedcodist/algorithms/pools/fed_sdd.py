@@ -119,7 +119,7 @@ def fed_sdd(
       teaching, hyper, execution: which models learn, the floats of distillation, how clients run.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_sdd, locals())
     pool = check_fixed_cohort("pool", "fed_sdd", check_pool("pool", pool))

@@ -100,7 +100,7 @@ def fed_sdd_pools(
       columns, num_unlabelled, distillation, teaching, hyper, execution: as in `fed_sdd`.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fed_sdd_pools, locals())
     pools = check_fixed_cohorts("fed_sdd_pools", check_pools(pools))

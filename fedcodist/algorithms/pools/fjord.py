@@ -94,7 +94,7 @@ def fjord(
       hyper: learning rates, alpha from 0 to 1 and T above 0.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(fjord, locals())
     check_levels(model, levels, columns)

@@ -87,7 +87,7 @@ def hetero_fl(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(hetero_fl, locals())
     check_levels(model, levels, columns)

@@ -83,7 +83,7 @@ def merged_codistillation(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(merged_codistillation, locals())
     pools, codistillation = check_codistillation(

@@ -61,7 +61,7 @@ def periodic_codistillation(
       execution: how clients are executed.
 
     Raises:
-      ValueError: names the argument and what is allowed.
+      ValueError, TypeError: names the argument and what is allowed.
     """
     check_arguments(periodic_codistillation, locals())
     pools, hyper = check_codistillation(pools, distillation, teaching, num_rounds, num_unlabelled)
